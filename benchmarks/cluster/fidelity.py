@@ -26,15 +26,15 @@ from typing import Any
 from benchmarks.runner.records.environment import ROOT, started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machine, Machines
-from hvd_order.cluster.model.placement import Placement
-from hvd_order.cluster.policies.interface import Decision, Policy, View
+from hvd_order.cluster.model.placement import JobPlacement
+from hvd_order.cluster.policies.interface import ClusterPolicy, PolicyDecision, View
 from hvd_order.cluster.policies.registry import Known, policy
 from hvd_order.cluster.serve.jobs_file import SLOT, read_jobs
 from hvd_order.cluster.serve.local import LocalRunner
-from hvd_order.cluster.serve.scheduler import Scheduler, ServeRules
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
 _HOSTS = ("localhost", "127.0.0.1")  # both are this host, without ssh
@@ -133,15 +133,15 @@ class _Phases:
         self.phase = -1
         self.asked_s: list[float] = []  # when each phase was decided
 
-    def decide(self, view: View) -> Decision:
-        decision = Decision(wake_s=view.now_s + 0.05)
+    def decide(self, view: View) -> PolicyDecision:
+        decision = PolicyDecision(wake_s=view.now_s + 0.05)
         for name in (*view.waiting, *view.running):
             if self.phase + 1 == len(_PHASES) or not self._over():
                 continue
             self.phase += 1
             count = _PHASES[self.phase]
             parts = [(machine, 1, 0) for machine in (0, 1, 0)[:count]]
-            decision.place[name] = Placement.of(parts) if parts else None
+            decision.place[name] = JobPlacement.of(parts) if parts else None
             self.asked_s.append(view.now_s)
         return decision
 
@@ -214,7 +214,7 @@ def _lost_s(
 def serve(
     folder: Path,
     jobs: Sequence[tuple[float, int, int]],
-    chosen: Policy,
+    chosen: ClusterPolicy,
     rates: Mapping[int, float],
     resize_s: float,
     limit_s: float,
@@ -238,7 +238,7 @@ def serve(
     timer = threading.Timer(limit_s, stop.set)
     timer.start()
     try:
-        code = Scheduler(folder, path, _machines(), chosen, runner, rules).run(stop, at_once)
+        code = JobScheduler(folder, path, _machines(), chosen, runner, rules).run(stop, at_once)
     finally:
         timer.cancel()
     if code != 0 or stop.is_set():
@@ -260,8 +260,8 @@ def compare(name: str, folder: Path, costs: Costs, options: argparse.Namespace) 
     known = Known(machines, None, float("inf"), [])
     change_s = costs.change_s(name)
     ended = serve(folder, jobs, policy(name, known), costs.rates, change_s, options.limit)
-    same: list[Job] = [served.job for _, served in read_jobs(folder / "jobs.csv")]
-    outcomes: dict[str, Outcome] = {}
+    same: list[ClusterJob] = [served.job for _, served in read_jobs(folder / "jobs.csv")]
+    outcomes: dict[str, JobOutcome] = {}
     simulate(
         same, machines, policy(name, known),
         Rules(start_s=costs.start_s, resize_s=change_s),

@@ -19,7 +19,7 @@ from hvd_order.cluster.links.jobs import LinkJob
 from hvd_order.cluster.links.load import load_of
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, step_of
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.synthetic import chain
 
@@ -36,7 +36,7 @@ class Mix:
     """Jobs and their machines."""
 
     graphs: tuple[Graph, ...]
-    placements: tuple[Placement, ...]
+    placements: tuple[JobPlacement, ...]
     seed: int
 
     def jobs(self, inside: Inside) -> list[LinkJob]:
@@ -75,7 +75,7 @@ def draw_mix(seed: int, count: int, machines: int, slots: int, alike: bool) -> M
         chosen = draw.sample(room, workers)
         for machine in chosen:
             free[machine] -= 1
-        placements.append(Placement.of((machine, 1, 0) for machine in chosen))
+        placements.append(JobPlacement.of((machine, 1, 0) for machine in chosen))
     return Mix(tuple(graphs), tuple(placements), seed)
 
 

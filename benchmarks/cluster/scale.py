@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.policies.fifo import Fifo
@@ -73,7 +73,7 @@ def _fifo(count: int) -> None:
     print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def _stream(count: int) -> Iterator[Job]:
+def _stream(count: int) -> Iterator[ClusterJob]:
     """Jobs of 1 to 8 GPUs that take an hour in the mean."""
     draw = random.Random(0)
     sizes = (1, 1, 1, 2, 4, 8)
@@ -83,7 +83,7 @@ def _stream(count: int) -> Iterator[Job]:
     for i in range(count):
         now_s += draw.expovariate(1 / gap_s)
         size = draw.choice(sizes)
-        yield Job(f"job-{i}", now_s, size * draw.expovariate(1 / 3600) + 1, speeds[size],
+        yield ClusterJob(f"job-{i}", now_s, size * draw.expovariate(1 / 3600) + 1, speeds[size],
                   {"gpu": 1}, requested=size, most=size)  # fmt: skip
 
 

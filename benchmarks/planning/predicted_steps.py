@@ -25,7 +25,13 @@ from benchmarks.runner.records.record import (
 from benchmarks.runner.workloads.profiles import PROFILES, Layer, Profile
 from hvd_order.base.link.slice_settings import AgreementName
 from hvd_order.planning.bounds.bound import chain_optimum_s
-from hvd_order.planning.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate
+from hvd_order.planning.predict.simulate import (
+    AllReduceScenario,
+    StepWorkload,
+    TransferSchedule,
+    ddp,
+    simulate,
+)
 
 _MIB = 2**20
 _WIRE_CHUNK_BYTES = 8 * _MIB  # of the benchmark's saturated all-reduce
@@ -120,7 +126,7 @@ def _scaled(cell: Cell, machine: Machine) -> Profile:
     )
 
 
-def _workload(profile: Profile, machine: Machine, is_ddp: bool) -> Workload:
+def _workload(profile: Profile, machine: Machine, is_ddp: bool) -> StepWorkload:
     def hook_s(layer: Layer) -> float:
         if is_ddp:
             return machine.ddp_hook_s_per_byte * layer.size_bytes
@@ -128,7 +134,7 @@ def _workload(profile: Profile, machine: Machine, is_ddp: bool) -> Workload:
 
     layers = profile.layers
     wait_s = 0.0 if is_ddp else machine.core_wait_s
-    return Workload.chain(
+    return StepWorkload.chain(
         [layer.name for layer in layers],
         [layer.forward_s + wait_s for layer in layers],
         [layer.backward_s + hook_s(layer) for layer in layers],
@@ -153,7 +159,9 @@ def predicted_s(
     chunks = profile.size_bytes / _WIRE_CHUNK_BYTES
     per_byte = (cell.wire_s - chunks * machine.slice_cost_s) / profile.size_bytes
     hops = 2 * (cell.hosts - 1) / 2  # latency of a ring, in those of a ring of two
-    link = AllReduce(machine.latency_s * hops, per_byte, machine.slice_cost_s, lanes=machine.lanes)
+    link = AllReduceScenario(
+        machine.latency_s * hops, per_byte, machine.slice_cost_s, lanes=machine.lanes
+    )
     if " x " not in note:
         bucket = int(float(note.removesuffix(" MiB")) * _MIB)
         # The benchmark names the bucket size, so the first bucket is as large as the others.
@@ -163,7 +171,7 @@ def predicted_s(
         slice_bytes = int(size) * 1024
         work = _workload(profile, machine, False)
         credit_bytes = int(count) * slice_bytes
-        schedule = Schedule(
+        schedule = TransferSchedule(
             slice_bytes,
             credit_bytes,
             policy or "priority",

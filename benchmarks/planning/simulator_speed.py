@@ -11,9 +11,9 @@ from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.planning.predict.simulate import (
-    AllReduce,
-    ParameterServers,
-    Schedule,
+    AllReduceScenario,
+    ServerScenario,
+    TransferSchedule,
     ddp,
     simulate,
 )
@@ -31,18 +31,22 @@ def main() -> None:
     found = started()
     profile = PROFILES["bert_large"]()
     work = profile.workload()
-    link = AllReduce.ring(8, 20e-6, 1.25e9)
-    settings = Schedule(4 * _MIB, 16 * _MIB, control_latency_s=50e-6)
+    link = AllReduceScenario.ring(8, 20e-6, 1.25e9)
+    settings = TransferSchedule(4 * _MIB, 16 * _MIB, control_latency_s=50e-6)
     slices = len(work.layout(settings.slice_bytes).slices)
-    servers = ParameterServers(4, 1.25e9, 1.25e9, 50e-6)
+    servers = ServerScenario(4, 1.25e9, 1.25e9, 50e-6)
     buckets, arrival = ddp(work)
-    planned = Schedule(4 * _MIB, 16 * _MIB, "planned", "planned", plan=range(slices)[::-1])
+    planned = TransferSchedule(4 * _MIB, 16 * _MIB, "planned", "planned", plan=range(slices)[::-1])
     rows = {
         "leader, 8 equal ranks (the target's case)": lambda: simulate(
             work, link, settings, ranks=8, steps=_STEPS
         ),
         "negotiated": lambda: simulate(
-            work, link, Schedule(4 * _MIB, 16 * _MIB, agreement="negotiated"), ranks=8, steps=_STEPS
+            work,
+            link,
+            TransferSchedule(4 * _MIB, 16 * _MIB, agreement="negotiated"),
+            ranks=8,
+            steps=_STEPS,
         ),
         "planned": lambda: simulate(work, link, planned, ranks=8, steps=_STEPS),
         "like DDP, 25 MiB": lambda: simulate(buckets, link, arrival, ranks=8, steps=_STEPS),

@@ -11,13 +11,13 @@ from typing import IO
 
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["Line", "Path", "open_text", "read_header", "read_lines"]
+__all__ = ["Path", "TableRow", "open_text", "read_header", "read_lines"]
 
 Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRow:
     """One line of a table.
 
     Attributes:
@@ -90,7 +90,7 @@ def read_lines(
     *,
     delimiter: str = ",",
     columns: Sequence[str] | None = None,
-) -> Iterator[Line]:
+) -> Iterator[TableRow]:
     """Reads a table; empty lines do not count. Holds one line at a time.
 
     Args:
@@ -115,7 +115,7 @@ def read_lines(
             raise InvalidUsage(f"{name}, line {number}: {len(fields)} fields; expected "
                                f"{len(header)}: {', '.join(header)}")  # fmt: skip
         empty = False
-        yield Line(name, number, {c: f.strip() for c, f in zip(header, fields, strict=True)})
+        yield TableRow(name, number, {c: f.strip() for c, f in zip(header, fields, strict=True)})
     if empty:
         raise InvalidUsage(f"{name} is empty" if header is None or columns is not None else
                            f"{name} has a header and nothing else")  # fmt: skip

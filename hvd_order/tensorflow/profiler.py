@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.files.profile import LEAST_RUNS, Profile, Timing
-from hvd_order.planning.graph.graph import Op, Parameter, Phase
+from hvd_order.planning.graph.graph import GraphOp, GraphParameter, Phase
 from hvd_order.tensorflow.gradients.consumption import joins
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
 from hvd_order.tensorflow.xplane import SUFFIX, events_by_thread, node_of, owner_of, read_space
@@ -71,10 +71,10 @@ def record_profile(
         phase: Phase = "forward" if name in forward else "backward"
         inputs = tuple(one.name for one in join.inputs if one.name in known)
         reads = tuple(names[i] for i in join.reads if i in used)
-        ops.append(Op(name, 0.0, inputs, reads, tuple(produced.get(name, ())), phase=phase))
+        ops.append(GraphOp(name, 0.0, inputs, reads, tuple(produced.get(name, ())), phase=phase))
         timings[name] = Timing.of(seconds[name])
     parameters = tuple(
-        Parameter(names[i], plain[i].shape.num_elements() * plain[i].dtype.size) for i in used
+        GraphParameter(names[i], plain[i].shape.num_elements() * plain[i].dtype.size) for i in used
     )
     return Profile(model, machine_of(tensors), parameters, tuple(ops), timings)
 

@@ -12,14 +12,14 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["SUFFIX", "Event", "events_by_thread", "node_of", "owner_of", "read_space"]
+__all__ = ["SUFFIX", "ThreadEvent", "events_by_thread", "node_of", "owner_of", "read_space"]
 
 SUFFIX = ".xplane.pb"
 _NODE = re.compile(r"^([^:\s]+):(\w+)$")  # node:Type
 
 
 @dataclass(frozen=True)
-class Event:
+class ThreadEvent:
     """Something that a thread did.
 
     Attributes:
@@ -54,7 +54,7 @@ def read_space(path: Path) -> Any:
     return space
 
 
-def events_by_thread(space: Any) -> Iterator[list[Event]]:
+def events_by_thread(space: Any) -> Iterator[list[ThreadEvent]]:
     """The events of each thread, in the order in which they began; what contains others is first.
 
     Of devices, each stream counts as a thread.
@@ -67,7 +67,7 @@ def events_by_thread(space: Any) -> Iterator[list[Event]]:
                 begin = line.timestamp_ns * 1000 + event.offset_ps
                 stats = {names[stat.metadata_id]: _value(stat, names) for stat in event.stats}
                 name = plane.event_metadata[event.metadata_id].name
-                found.append(Event(name, begin, begin + event.duration_ps, stats))
+                found.append(ThreadEvent(name, begin, begin + event.duration_ps, stats))
             found.sort(key=lambda event: (event.begin_ps, -event.end_ps))
             yield found
 

@@ -11,7 +11,7 @@ import pytest
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.fifo import Fifo
-from hvd_order.cluster.policies.interface import Decision, View
+from hvd_order.cluster.policies.interface import PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack, take
 from hvd_order.cluster.policies.registry import POLICIES, Known
 from hvd_order.tools.cli.main import main
@@ -39,8 +39,8 @@ class Chosen:
         self._order = order
         self._rejects = set(rejects)
 
-    def decide(self, view: View) -> Decision:
-        decision = Decision(reject=[n for n in view.waiting if n in self._rejects])
+    def decide(self, view: View) -> PolicyDecision:
+        decision = PolicyDecision(reject=[n for n in view.waiting if n in self._rejects])
         free = view.free.copy()
         for name in self._order([n for n in view.waiting if n not in self._rejects]):
             placement = pack(view.waiting[name], view.waiting[name].job.requested, free)
@@ -57,7 +57,7 @@ class Breaking(Fifo):
     def __init__(self) -> None:
         self.asked = 0
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         self.asked += 1
         if self.asked == 4:
             raise InvalidUsage("the fourth time")

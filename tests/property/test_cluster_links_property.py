@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.cluster.links.fairness import shares
-from hvd_order.cluster.links.jobs import LinkJob, Sharing
+from hvd_order.cluster.links.jobs import LinkJob, LinkSharing
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, step_of
 from hvd_order.planning.graph.synthetic import chain
@@ -75,7 +75,7 @@ def test_links_carry_what_iterations_need_and_never_too_much(
     drawn: list[tuple[LinkJob, int, float]], capacity: list[float]
 ) -> None:
     running = [job for job, _, _ in drawn]
-    sharing = Sharing([n for _, n, _ in drawn], [s for _, _, s in drawn], [0.0] * len(drawn))
+    sharing = LinkSharing([n for _, n, _ in drawn], [s for _, _, s in drawn], [0.0] * len(drawn))
     until_s = 24.0
     traces = simulate_shared(running, capacity, until_s, sharing)
     moments = sorted({t for trace in traces for begin, end, _ in trace.sent for t in (begin, end)})
@@ -105,7 +105,7 @@ def test_the_first_of_two_jobs_does_not_notice_the_other(
     one: LinkJob, other: LinkJob, capacity: list[float]
 ) -> None:
     until_s = 20.0
-    sharing = Sharing([0, 1], [0.0, 0.0], [0.0, 0.0])
+    sharing = LinkSharing([0, 1], [0.0, 0.0], [0.0, 0.0])
     beside = simulate_shared([one, other], capacity, until_s, sharing)[0]
     alone = simulate_shared([one], capacity, until_s)[0]
     assert beside.starts_s == pytest.approx(alone.starts_s)

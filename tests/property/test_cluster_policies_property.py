@@ -13,24 +13,24 @@ import pytest
 from helpers.property_cases import Choices, cases, choices
 from hypothesis import given
 
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machine, Machines
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.policies.dorm import Dorm
 from hvd_order.cluster.policies.drf import Drf
 from hvd_order.cluster.policies.finish_time import FinishTime
-from hvd_order.cluster.policies.interface import Decision, Policy, View
+from hvd_order.cluster.policies.interface import ClusterPolicy, PolicyDecision, View
 from hvd_order.cluster.policies.ones import Ones
 from hvd_order.cluster.policies.ones.policy import batch_for
 from hvd_order.cluster.policies.optimus import Optimus
 from hvd_order.cluster.policies.srtf import Srtf
 from hvd_order.cluster.policies.tiresias import Tiresias
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
 # Short queues and rounds, so that jobs of minutes change places.
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[], ClusterPolicy]] = {
     "srtf": Srtf,
     "drf": Drf,
     "dorm": Dorm,
@@ -43,7 +43,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 @dataclass
 class Case:
-    jobs: list[Job]
+    jobs: list[ClusterJob]
     machines: Machines
     rules: Rules
 
@@ -68,7 +68,7 @@ def draw(pick: Choices) -> Case:
         apart = {n: rate * pick.one_of([0.5, 0.9]) for n, rate in together.items()}
         servers = with_servers and pick.below(3) > 0
         jobs.append(
-            Job(
+            ClusterJob(
                 f"j{i}",
                 arrival_s,
                 float(pick.one_of([50, 400, 1500, 3000])),
@@ -95,11 +95,11 @@ def draw(pick: Choices) -> Case:
 class Watched:
     """Checks what a policy may not do, which the simulator would accept."""
 
-    def __init__(self, inner: Policy) -> None:
+    def __init__(self, inner: ClusterPolicy) -> None:
         self.inner = inner
         self.done: dict[str, float] = {}
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         states = {**view.running, **view.waiting}
         for name, state in states.items():
             done = state.done(view.now_s)
@@ -119,13 +119,13 @@ class Watched:
         return decision
 
 
-def run(name: str, case: Case) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def run(name: str, case: Case) -> list[JobOutcome]:
+    outcomes: list[JobOutcome] = []
     simulate(case.jobs, case.machines, Watched(POLICIES[name]()), case.rules, ended=outcomes.append)
     return outcomes
 
 
-def fits(case: Case, job: Job) -> bool:
+def fits(case: Case, job: ClusterJob) -> bool:
     """All of the fewest workers and servers on one machine: such a job can run, whatever packs."""
     servers = job.servers_for(job.least)
     whole = job.least * case.machines.amounts(job.worker)
@@ -150,7 +150,7 @@ def test_every_job_that_fits_ends_and_has_trained_all_its_samples(name: str, pic
         for index, part in enumerate(outcome.runs):
             workers = sum(workers for _, workers, _ in part.parts)
             batch = batch_for(job, workers) if name == "ones" else None
-            rate = job.samples_per_s(Placement.of(part.parts, batch))
+            rate = job.samples_per_s(JobPlacement.of(part.parts, batch))
             still_s = case.rules.resize_s if index else 0.0
             trained += rate * max(part.end_s - part.begin_s - still_s, 0.0)
         assert trained == pytest.approx(job.samples)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.due_date import due_date
 from hvd_order.planning.orders.registry import ORDERS, SLICINGS, order, slices
 from hvd_order.planning.orders.tac import tac
@@ -36,12 +36,12 @@ def forward_graphs(draw: st.DrawFn, most_transfers: int = 6) -> Graph:
     """Whole seconds, so that ties are common; parameters that nothing reads, or several ops do."""
     transfers = draw(st.integers(0, most_transfers))
     some = st.sets(st.integers(0, max(transfers - 1, 0)), max_size=min(transfers, 3))
-    ops: list[Op] = []
+    ops: list[GraphOp] = []
     for k in range(draw(st.integers(0, 8))):
         inputs = draw(st.sets(st.integers(0, k - 1), max_size=3)) if k else set()
         reads = draw(some) if transfers else set()
         ops.append(
-            Op(
+            GraphOp(
                 f"op{k}",
                 draw(st.integers(0, 4)),
                 tuple(f"op{i}" for i in sorted(inputs)),
@@ -49,7 +49,7 @@ def forward_graphs(draw: st.DrawFn, most_transfers: int = 6) -> Graph:
             )
         )
     sizes = draw(st.lists(st.integers(0, 9), min_size=transfers, max_size=transfers))
-    return Graph(tuple(Parameter(f"w{i}", n) for i, n in enumerate(sizes)), tuple(ops))
+    return Graph(tuple(GraphParameter(f"w{i}", n) for i, n in enumerate(sizes)), tuple(ops))
 
 
 training_graphs = st.builds(graphs.with_backward, forward_graphs(), st.sampled_from([0.5, 1, 2]))

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from hvd_order.planning.bounds.clipped_bound import clipped_chain_optimum_s
 from hvd_order.planning.predict.simulate import (
-    AllReduce,
-    Op,
-    Parameter,
-    ParameterServers,
-    Schedule,
+    AllReduceScenario,
+    ScenarioOp,
+    ScenarioParameter,
+    ServerScenario,
     Simulated,
-    Workload,
+    StepWorkload,
+    TransferSchedule,
     ddp,
     simulate,
 )
@@ -45,9 +45,9 @@ class Chain:
     def compute_s(self) -> float:
         return sum(self.forward_s) + sum(self.backward_s)
 
-    def workload(self, update_s_per_byte: float = 0.0) -> Workload:
+    def workload(self, update_s_per_byte: float = 0.0) -> StepWorkload:
         names = [f"l{i}" for i in range(len(self.size_bytes))]
-        return Workload.chain(
+        return StepWorkload.chain(
             names,
             self.forward_s,
             self.backward_s,
@@ -72,7 +72,7 @@ def chains(draw: st.DrawFn) -> Chain:
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Workload:
+def graphs(draw: st.DrawFn) -> StepWorkload:
     """Any graph on one or two streams; inputs come before their users, so that it can run."""
     count = draw(st.integers(1, 9))
     tensors = draw(st.integers(1, 5))
@@ -81,7 +81,7 @@ def graphs(draw: st.DrawFn) -> Workload:
     for i in range(count):
         inputs = draw(st.lists(st.integers(0, i - 1), max_size=3)) if i else []
         ops.append(
-            Op(
+            ScenarioOp(
                 f"op{i}",
                 draw(times),
                 inputs,
@@ -91,16 +91,18 @@ def graphs(draw: st.DrawFn) -> Workload:
             )
         )
     missing = sorted(set(range(tensors)) - {t for op in ops for t in op.produces})
-    ops.append(Op("last", 0.25, range(count), produces=missing))
+    ops.append(ScenarioOp("last", 0.25, range(count), produces=missing))
     parameters = [
-        Parameter(f"t{i}", draw(sizes), draw(st.sampled_from([0.0, 0.5])), draw(st.integers(0, 1)))
+        ScenarioParameter(
+            f"t{i}", draw(sizes), draw(st.sampled_from([0.0, 0.5])), draw(st.integers(0, 1))
+        )
         for i in range(tensors)
     ]
-    return Workload(ops, parameters)
+    return StepWorkload(ops, parameters)
 
 
 links = st.builds(
-    AllReduce,
+    AllReduceScenario,
     latency_s=st.sampled_from([0.0, 0.25, 2.0]),
     seconds_per_byte=st.sampled_from([0.0, 1 / UNIT, 4 / UNIT]),
     slice_cost_s=st.sampled_from([0.0, 0.125]),
@@ -109,7 +111,7 @@ links = st.builds(
 networks = st.one_of(
     links,
     st.builds(
-        ParameterServers,
+        ServerScenario,
         servers=st.integers(1, 3),
         worker_bytes_per_s=st.sampled_from([UNIT, 8 * UNIT]),
         server_bytes_per_s=st.sampled_from([UNIT, 8 * UNIT]),
@@ -119,7 +121,7 @@ networks = st.one_of(
     ),
 )
 schedules = st.builds(
-    lambda slice_bytes, spare, policy, agreement, latency, lead, cross: Schedule(
+    lambda slice_bytes, spare, policy, agreement, latency, lead, cross: TransferSchedule(
         slice_bytes,
         slice_bytes + spare,
         policy,
@@ -142,18 +144,18 @@ speeds = st.lists(st.sampled_from([1.0, 1.5, 2.0]), min_size=1, max_size=5)
 
 
 def play(
-    work: Workload,
-    network: AllReduce | ParameterServers,
-    schedule: Schedule,
+    work: StepWorkload,
+    network: AllReduceScenario | ServerScenario,
+    schedule: TransferSchedule,
     form: tuple[bool, bool],
     **more: Any,
 ) -> Simulated:
     """Simulates; with parameter servers neither clipped nor split."""
-    clipped, split = form if isinstance(network, AllReduce) else (False, False)
+    clipped, split = form if isinstance(network, AllReduceScenario) else (False, False)
     return simulate(work, network, in_form(work, schedule, split), clipped=clipped, **more)
 
 
-def in_form(work: Workload, schedule: Schedule, split: bool) -> Schedule:
+def in_form(work: StepWorkload, schedule: TransferSchedule, split: bool) -> TransferSchedule:
     """The schedule split, or not; the squares are one slice and have to fit the credit."""
     largest = work.layout(schedule.slice_bytes, split).largest_slice_bytes
     credit_bytes = max(schedule.credit_bytes, largest)
@@ -167,7 +169,7 @@ def times_of(result: Simulated) -> tuple[object, ...]:
 @cases(120)
 @given(graphs(), networks, schedules, forms, speeds, st.sampled_from(["program", "ready"]))
 def test_no_resource_works_more_than_time_passes(
-    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule,
+    work: StepWorkload, network: AllReduceScenario | ServerScenario, schedule: TransferSchedule,
     form: tuple[bool, bool], ranks: list[float], order: str,
 ) -> None:  # fmt: skip
     result = play(
@@ -191,7 +193,7 @@ def test_no_resource_works_more_than_time_passes(
 @cases(100)
 @given(graphs(), networks, schedules, forms, speeds)
 def test_ranks_that_do_the_same_need_not_be_simulated(
-    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule,
+    work: StepWorkload, network: AllReduceScenario | ServerScenario, schedule: TransferSchedule,
     form: tuple[bool, bool], ranks: list[float],
 ) -> None:  # fmt: skip
     few = play(work, network, schedule, form, ranks=ranks, steps=STEPS)
@@ -208,7 +210,8 @@ def test_ranks_that_do_the_same_need_not_be_simulated(
     st.sampled_from([0.0, 0.125]), st.integers(1, 4),
 )  # fmt: skip
 def test_ranks_that_compute_the_same_agree_each_for_itself(
-    work: Workload, network: AllReduce, schedule: Schedule, form: tuple[bool, bool],
+    work: StepWorkload, network: AllReduceScenario, schedule: TransferSchedule,
+    form: tuple[bool, bool],
     ranks: list[float], send_s: float, fan_out: int,
 ) -> None:  # fmt: skip
     tree = replace(schedule, control_send_s=send_s, fan_out=fan_out)
@@ -223,7 +226,7 @@ def test_ranks_that_compute_the_same_agree_each_for_itself(
 @cases(100)
 @given(graphs(), networks, schedules, forms, speeds)
 def test_the_same_input_gives_the_same_result(
-    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule,
+    work: StepWorkload, network: AllReduceScenario | ServerScenario, schedule: TransferSchedule,
     form: tuple[bool, bool], ranks: list[float],
 ) -> None:  # fmt: skip
     results = [play(work, network, schedule, form, ranks=ranks, recorded=2) for _ in range(2)]
@@ -235,7 +238,8 @@ def test_the_same_input_gives_the_same_result(
 @cases(100)
 @given(graphs(), links, schedules, forms, speeds)
 def test_bytes_and_credit_are_kept(
-    work: Workload, link: AllReduce, schedule: Schedule, form: tuple[bool, bool],
+    work: StepWorkload, link: AllReduceScenario, schedule: TransferSchedule,
+    form: tuple[bool, bool],
     ranks: list[float],
 ) -> None:  # fmt: skip
     schedule = in_form(work, schedule, form[1])
@@ -257,9 +261,9 @@ def test_bytes_and_credit_are_kept(
 @cases(100)
 @given(chains(), schedules, st.sampled_from([1 / UNIT, 4 / UNIT]))
 def test_never_faster_than_the_fluid_bound(
-    chain: Chain, schedule: Schedule, seconds_per_byte: float
+    chain: Chain, schedule: TransferSchedule, seconds_per_byte: float
 ) -> None:
-    link = AllReduce(0.0, seconds_per_byte)
+    link = AllReduceScenario(0.0, seconds_per_byte)
     work = chain.workload()
     padded = [(size + 15) // 16 * 16 for size in chain.size_bytes]
     steps = 24
@@ -290,8 +294,8 @@ def test_priority_is_never_slower_than_waiting_for_all(
 ) -> None:
     # With slices that nothing delays (no latency, credit for one, no agreement on the way) the next
     # step starts no later than it would behind the end of all transfers, and every layer by itself.
-    link = AllReduce(0.0, seconds_per_byte, lanes=1)
-    together = Schedule(UNIT, UNIT, cross_iteration=False)
+    link = AllReduceScenario(0.0, seconds_per_byte, lanes=1)
+    together = TransferSchedule(UNIT, UNIT, cross_iteration=False)
     work = chain.workload()
     all_waiting = simulate(work, link, together, ranks=1, steps=STEPS)
     ordered = simulate(work, link, replace(together, cross_iteration=True), ranks=1, steps=STEPS)
@@ -303,11 +307,13 @@ def test_priority_is_never_slower_than_waiting_for_all(
 @cases(100)
 @given(chains(), schedules, st.sampled_from([1 / UNIT, 4 / UNIT]))
 def test_no_split_step_is_faster_than_the_clipped_bound(
-    chain: Chain, schedule: Schedule, seconds_per_byte: float
+    chain: Chain, schedule: TransferSchedule, seconds_per_byte: float
 ) -> None:
     work = chain.workload()
     halves = in_form(work, schedule, True)
-    result = simulate(work, AllReduce(0.0, seconds_per_byte), halves, steps=STEPS, clipped=True)
+    result = simulate(
+        work, AllReduceScenario(0.0, seconds_per_byte), halves, steps=STEPS, clipped=True
+    )
     wire_s = [(size + 15) // 16 * 16 * seconds_per_byte for size in chain.size_bytes]
     bound_s = clipped_chain_optimum_s(chain.forward_s, chain.backward_s, wire_s)
     assert min(result.step_s[1:]) >= bound_s - EPS
@@ -319,9 +325,9 @@ def test_halves_are_slower_than_whole_sums_by_the_squares_at_most(
     chain: Chain, seconds_per_byte: float, units: int
 ) -> None:
     # The link never idles beside work, so all but the squares has arrived when whole sums have.
-    link = AllReduce(0.0, seconds_per_byte)
+    link = AllReduceScenario(0.0, seconds_per_byte)
     work = chain.workload(0.25 / UNIT)
-    schedule = in_form(work, Schedule(units * UNIT, units * UNIT), True)
+    schedule = in_form(work, TransferSchedule(units * UNIT, units * UNIT), True)
     whole, halves = (
         simulate(work, link, replace(schedule, split=split), ranks=1, steps=STEPS, clipped=True)
         for split in (False, True)
@@ -339,8 +345,8 @@ def test_fine_slices_in_halves_come_to_the_clipped_bound(chain: Chain, pace: flo
     work = replace(chain, size_bytes=sizes).workload()
     layout = work.layout(8 * UNIT, True)
     seconds_per_byte = pace / UNIT / fine
-    schedule = Schedule(8 * UNIT, layout.largest_slice_bytes, split=True)
-    link = AllReduce(0.0, seconds_per_byte, lanes=1)
+    schedule = TransferSchedule(8 * UNIT, layout.largest_slice_bytes, split=True)
+    link = AllReduceScenario(0.0, seconds_per_byte, lanes=1)
     result = simulate(work, link, schedule, ranks=1, steps=STEPS, clipped=True)
     bound_s = clipped_chain_optimum_s(
         chain.forward_s, chain.backward_s, [size * seconds_per_byte for size in sizes]
@@ -354,7 +360,7 @@ def test_fine_slices_in_halves_come_to_the_clipped_bound(chain: Chain, pace: flo
 def test_ddp_follows_its_formula(chain: Chain, first: int, units: int, latency_s: float) -> None:
     # c(k) = max(c(k-1), ready(k)) + latency + bytes(k) * beta: MG-WFBP, arXiv 1912.09268.
     work, schedule = ddp(chain.workload(), units * UNIT, first * UNIT)
-    link = AllReduce(latency_s, 1 / UNIT, lanes=1)
+    link = AllReduceScenario(latency_s, 1 / UNIT, lanes=1)
     now, free, filled, limit = sum(chain.forward_s), 0.0, 0, first * UNIT
     for i in reversed(range(len(chain.size_bytes))):
         now += chain.backward_s[i]

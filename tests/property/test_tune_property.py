@@ -14,7 +14,7 @@ from hvd_order.planning.bounds.bound import program_optimum_s
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.predict.condensed import condensed, with_wire_sizes
 from hvd_order.planning.predict.network import Network
-from hvd_order.planning.predict.simulate import Schedule, simulate
+from hvd_order.planning.predict.simulate import TransferSchedule, simulate
 from hvd_order.planning.predict.tune import tune
 from hvd_order.planning.predict.workload import workload_of
 
@@ -88,7 +88,7 @@ def test_a_condensed_graph_takes_as_long(
         program_optimum_s(graph, network.link), rel=LITTLE
     )
     size = data.draw(st.sampled_from([2**14, 2**17, 2**22]))
-    schedule = Schedule(size, 2 * size, data.draw(st.sampled_from(["priority", "arrival"])))
+    schedule = TransferSchedule(size, 2 * size, data.draw(st.sampled_from(["priority", "arrival"])))
     long_s, short_s = (
         simulate(workload_of(g), network.all_reduce(), schedule, ranks=network.ranks).step_s
         for g in (graph, small)

@@ -17,9 +17,9 @@ from helpers.environments.slurm_cluster import NEEDS_SLURM, Slurm, wait_until
 from helpers.training import elastic_training
 
 from hvd_order.cluster.model.machines import Machine, Machines
-from hvd_order.cluster.model.placement import Placement
-from hvd_order.cluster.policies.interface import Decision, View
-from hvd_order.cluster.serve.scheduler import Scheduler, ServeRules
+from hvd_order.cluster.model.placement import JobPlacement
+from hvd_order.cluster.policies.interface import PolicyDecision, View
+from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules
 from hvd_order.cluster.serve.slurm import SlurmRunner
 
 pytestmark = NEEDS_SLURM
@@ -37,11 +37,11 @@ class GrowsOnce:
     def __init__(self, log: Path) -> None:
         self.log = log
 
-    def decide(self, view: View) -> Decision:
-        decision = Decision(wake_s=view.now_s + 0.5)
+    def decide(self, view: View) -> PolicyDecision:
+        decision = PolicyDecision(wake_s=view.now_s + 0.5)
         for name in (*view.running, *view.waiting)[:1]:
             grown = self.log.exists() and "waits at 20" in self.log.read_text()
-            decision.place[name] = Placement.of([(0, 2 if grown else 1, 0)])
+            decision.place[name] = JobPlacement.of([(0, 2 if grown else 1, 0)])
         return decision
 
 
@@ -56,7 +56,7 @@ def test_a_job_changes_at_a_commit_and_a_wrong_one_is_reported(
     jobs.write_text(f"name,command,workers,duration_s,most\njob,{shlex.join(train)},1,40,2\n")
     machines = Machines([Machine(socket.gethostname(), {"slot": 2})])
     state = slurm.folder / "state"
-    scheduler = Scheduler(
+    scheduler = JobScheduler(
         state, jobs, machines, GrowsOnce(log), SlurmRunner(state / "jobs"),
         ServeRules(resize_s=0.0, once=True, restarts=0),
     )  # fmt: skip

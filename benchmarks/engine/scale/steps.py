@@ -10,7 +10,13 @@ from typing import Any
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import best_settings, reservation_lead_s
-from hvd_order.planning.predict.simulate import AllReduce, Schedule, Simulated, Workload, simulate
+from hvd_order.planning.predict.simulate import (
+    AllReduceScenario,
+    Simulated,
+    StepWorkload,
+    TransferSchedule,
+    simulate,
+)
 
 MODELS = ("resnet50", "gpt2_small")
 RATES_GBIT = (10, 100)
@@ -63,12 +69,12 @@ def depth_of_tree(ranks: int, fan_out: int) -> int:
 def _measure(cell: Cell) -> Iterator[dict[str, Any]]:
     profile = PROFILES[cell.model]()
     work = profile.workload()
-    make = AllReduce.ring if cell.all_reduce == "ring" else AllReduce.tree
+    make = AllReduceScenario.ring if cell.all_reduce == "ring" else AllReduceScenario.tree
     network = make(cell.ranks, cell.latency_s, 1e9 / 8 * cell.rate_gbit)
     # What hvd_order would measure of such a transport.
     link = LinkModel(network.latency_s, network.slice_cost_s, network.seconds_per_byte)
     settings = best_settings(link, profile.size_bytes)
-    free = Schedule(
+    free = TransferSchedule(
         settings.slice_bytes,
         settings.credit_bytes,
         settings.policy,
@@ -112,14 +118,14 @@ def _measure(cell: Cell) -> Iterator[dict[str, Any]]:
         }
 
 
-def _decision_s(ranks: int, schedule: Schedule, every: bool) -> float:
+def _decision_s(ranks: int, schedule: TransferSchedule, every: bool) -> float:
     """From a gradient that is ready on all ranks until the last rank has issued it.
 
     It is what the agreement adds to a step of one gradient, where nothing hides a message.
     """
-    work = Workload.chain(["layer"], [1.0], [1.0], [[64]])
+    work = StepWorkload.chain(["layer"], [1.0], [1.0], [[64]])
     alone = replace(schedule, plan=range(len(schedule.plan) and 1), reservation_lead_s=0.0)
-    link = AllReduce(latency_s=0.0, seconds_per_byte=1e-3)
+    link = AllReduceScenario(latency_s=0.0, seconds_per_byte=1e-3)
     free = simulate(work, link, replace(alone, control_latency_s=0.0, control_send_s=0.0),
                     ranks=ranks, steps=4)  # fmt: skip
     run = simulate(work, link, alone, ranks=ranks, steps=4, every_agreement=every)

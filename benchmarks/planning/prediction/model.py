@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 
 _ELEMENT_BYTES = 4
 
@@ -40,15 +40,15 @@ def graph_of(
     for i, layer in enumerate(layers):
         names = tuple(f"{i}.{k}" for k in range(len(layer.tensors)))
         parameters += [
-            Parameter(name, n * _ELEMENT_BYTES)
+            GraphParameter(name, n * _ELEMENT_BYTES)
             for name, n in zip(names, layer.tensors, strict=True)
         ]
         before = (f"f{i - 1}",) if i else ()
-        ops.append(Op(f"f{i}", layer.forward_s, before, names))
+        ops.append(GraphOp(f"f{i}", layer.forward_s, before, names))
     for i in reversed(range(len(layers))):
         names = tuple(f"{i}.{k}" for k in range(len(layers[i].tensors)))
         before = (f"b{i + 1}",) if i + 1 < len(layers) else (f"f{i}",)
-        ops.append(Op(f"b{i}", layers[i].backward_s, before, (), names, phase="backward"))
+        ops.append(GraphOp(f"b{i}", layers[i].backward_s, before, (), names, phase="backward"))
     rows = []
     for events in recorded:
         forward = [(begin, end) for _, kind, begin, end in events if kind == "forward"]
@@ -59,7 +59,7 @@ def graph_of(
             + [end - start for start, end in zip(starts, backward, strict=True)]
         )
     if updates_s:
-        ops.append(Op("update", 0.0, ("b0",), (), (), phase="update"))
+        ops.append(GraphOp("update", 0.0, ("b0",), (), (), phase="update"))
         rows = [[*row, update_s] for row, update_s in zip(rows, updates_s, strict=True)]
     medians = [statistics.median(of_op) for of_op in zip(*rows, strict=True)]
     timed = [replace(op, duration_s=s) for op, s in zip(ops, medians, strict=True)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planning.prediction.published import Row, Served, read_dl2, read_pollux
+from benchmarks.planning.prediction.published import Row, ServerMeasurement, read_dl2, read_pollux
 from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, write_record
 from benchmarks.runner.records.report import table
@@ -111,8 +111,8 @@ def _percent(errors: Sequence[float]) -> str:
     return f"{100 * np.median(errors):.1f} / {100 * np.quantile(errors, 0.9):.0f}"
 
 
-def _dl2_rows(measured: Sequence[Served], seeds: int) -> list[list[str]]:
-    groups: dict[tuple[str, int], list[Served]] = defaultdict(list)
+def _dl2_rows(measured: Sequence[ServerMeasurement], seeds: int) -> list[list[str]]:
+    groups: dict[tuple[str, int], list[ServerMeasurement]] = defaultdict(list)
     for each in measured:
         if each.synchronous:
             groups[each.model, each.batch].append(each)

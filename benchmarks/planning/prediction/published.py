@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Row", "Served", "read_dl2", "read_pollux"]
+__all__ = ["Row", "ServerMeasurement", "read_dl2", "read_pollux"]
 
 Row = tuple[float, int, int, float]
 """Samples a step of one worker, workers, nodes, seconds of a step."""
@@ -48,7 +48,7 @@ def read_pollux(path: Path) -> dict[str, list[Row]]:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerMeasurement:
     """A measurement of a parameter-server job; batch and speed are of all workers."""
 
     model: str
@@ -59,10 +59,12 @@ class Served:
     samples_per_s: float
 
 
-def read_dl2(path: Path) -> Iterator[Served]:
+def read_dl2(path: Path) -> Iterator[ServerMeasurement]:
     """Measurements line by line, without those that measured nothing."""
     for text in path.read_text("utf-8").splitlines():
         if text.strip():
             model, mode, batch, servers, workers, speeds, *_ = ast.literal_eval(text.strip())
             if sum(speeds) > 0:
-                yield Served(model, mode == "dist_sync", batch, servers, workers, sum(speeds))
+                yield ServerMeasurement(
+                    model, mode == "dist_sync", batch, servers, workers, sum(speeds)
+                )

@@ -18,7 +18,7 @@ from benchmarks.runner.fleet import Fleet
 from benchmarks.runner.records.summary import Ratio, paired_ratio
 from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.workloads.build import size_bytes
-from hvd_order.planning.steps.efficiency import Overlap
+from hvd_order.planning.steps.efficiency import OverlapEfficiency
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Of these "tuned" DDP takes the best; its own default is 25."""
@@ -101,10 +101,10 @@ class CellResult:
         """Computation over communication, as intended or else as measured."""
         return self.setting.ratio or self.local_s / self.wire_s
 
-    def overlap(self, system: str) -> Overlap:
+    def overlap(self, system: str) -> OverlapEfficiency:
         """The system's step beside what device and link need alone; E and S follow from it."""
         work = (self.local_s, self.wire_s)
-        return Overlap(self.systems[system].step_s, sum(work), max(work))
+        return OverlapEfficiency(self.systems[system].step_s, sum(work), max(work))
 
     def utilisation(self, system: str) -> float:
         """Share of the link's nominal rate that was used."""

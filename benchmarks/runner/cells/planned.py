@@ -9,7 +9,7 @@ from benchmarks.runner.fleet import Fleet
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.profile import MeasuredLink
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.tune import tune
 
@@ -36,15 +36,15 @@ def _graph(model: str, layer_s: Sequence[tuple[float, float]]) -> Graph:
         [f"{i}.tensors.{k}" for k in range(len(each.tensors))] for i, each in enumerate(layers)
     ]
     parameters = [
-        Parameter(name, 4 * size)
+        GraphParameter(name, 4 * size)
         for layer, mine in zip(layers, names, strict=True)
         for name, size in zip(mine, layer.tensors, strict=True)
     ]
-    ops: list[Op] = []
+    ops: list[GraphOp] = []
     for i, (forward_s, _) in enumerate(layer_s):
         before = (ops[-1].name,) if ops else ()
-        ops.append(Op(f"forward {i}", forward_s, before, reads=tuple(names[i])))
+        ops.append(GraphOp(f"forward {i}", forward_s, before, reads=tuple(names[i])))
     for i, (_, backward_s) in reversed(list(enumerate(layer_s))):
-        ops.append(Op(f"backward {i}", backward_s, (ops[-1].name,), (), tuple(names[i]),
+        ops.append(GraphOp(f"backward {i}", backward_s, (ops[-1].name,), (), tuple(names[i]),
                       phase="backward"))  # fmt: skip
     return Graph(tuple(parameters), tuple(ops))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hvd_order.planning.predict.simulate import Workload
+from hvd_order.planning.predict.simulate import StepWorkload
 
 _FLOPS = 8.1e12
 _BYTES_PER_S = 320e9
@@ -61,9 +61,9 @@ class Profile:
     layers: tuple[Layer, ...]
     by_kernels: bool = False
 
-    def workload(self) -> Workload:
+    def workload(self) -> StepWorkload:
         """The chain of its layers, parameter by parameter, as the emulated device runs it."""
-        return Workload.chain(
+        return StepWorkload.chain(
             [layer.name for layer in self.layers],
             [layer.forward_s for layer in self.layers],
             [layer.backward_s for layer in self.layers],

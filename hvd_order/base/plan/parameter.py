@@ -10,26 +10,26 @@ from typing import Any
 from hvd_order.base.document import Fields
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["Parameter", "check_parameters", "check_unique", "parameter_from"]
+__all__ = ["GraphParameter", "check_parameters", "check_unique", "parameter_from"]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class GraphParameter:
     """A tensor that workers pull, or whose gradient they reduce."""
 
     name: str
     size_bytes: int
 
 
-def parameter_from(content: Any, place: str) -> Parameter:
+def parameter_from(content: Any, place: str) -> GraphParameter:
     """Parses a parameter; ``place`` is its place in the file, for messages."""
     fields = Fields(content, f"parameter {place}")
-    parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
+    parameter = GraphParameter(fields.take("name", str), fields.take("size_bytes", int))
     fields.end()
     return parameter
 
 
-def check_parameters(parameters: Sequence[Parameter]) -> None:
+def check_parameters(parameters: Sequence[GraphParameter]) -> None:
     """Raises InvalidUsage if a name occurs twice, or a size is below 0."""
     check_unique("parameter", [parameter.name for parameter in parameters])
     for parameter in parameters:

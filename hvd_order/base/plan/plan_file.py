@@ -16,9 +16,9 @@ from hvd_order.base.document import Fields, read_document, write_document
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
-from hvd_order.base.plan.parameter import Parameter, check_parameters, parameter_from
+from hvd_order.base.plan.parameter import GraphParameter, check_parameters, parameter_from
 
-__all__ = ["VERSION", "Candidate", "Confirmed", "Plan", "read_plan"]
+__all__ = ["VERSION", "Confirmed", "Plan", "PlanCandidate", "read_plan"]
 
 _KIND = "plan"
 VERSION = 1
@@ -29,7 +29,7 @@ _PolicyName = Literal["priority", "arrival"]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """Slice settings and the step time that the simulator predicts for them, in seconds."""
 
     slice_settings: SliceSettings
@@ -75,10 +75,10 @@ class Plan:
     ranks: int
     link: LinkModel
     order: str
-    parameters: tuple[Parameter, ...]
-    candidates: tuple[Candidate, ...]
+    parameters: tuple[GraphParameter, ...]
+    candidates: tuple[PlanCandidate, ...]
     bound_s: float
-    idle: tuple[Parameter, ...] = ()
+    idle: tuple[GraphParameter, ...] = ()
     issue_order: tuple[str, ...] | None = None
     confirmed: Confirmed | None = None
 
@@ -228,11 +228,11 @@ def _plan(top: Fields) -> Plan:
     )
 
 
-def _candidate(content: Any, number: int, agreement: AgreementName) -> Candidate:
+def _candidate(content: Any, number: int, agreement: AgreementName) -> PlanCandidate:
     fields = Fields(content, f"candidate {number}")
     split = fields.flag("split", default=False)
     settings = replace(_settings(fields), agreement=agreement, split=split)
-    candidate = Candidate(settings, fields.take("predicted_s", float))
+    candidate = PlanCandidate(settings, fields.take("predicted_s", float))
     fields.end()
     return candidate
 

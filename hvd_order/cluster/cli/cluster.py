@@ -14,7 +14,7 @@ __all__ = ["add_options", "main"]
 
 
 @dataclass(frozen=True)
-class _Command:
+class _ClusterCommand:
     """A sub-command: its line in the list, its options, and the function that runs it."""
 
     help: str
@@ -23,12 +23,12 @@ class _Command:
 
 
 _COMMANDS = {
-    "run": _Command(
+    "run": _ClusterCommand(
         "simulate a trace of jobs under one or several policies, and compare them",
         hvd_order.cluster.cli.cluster_run.add_run_options,
         hvd_order.cluster.cli.cluster_run.run_main,
     ),
-    "serve": _Command(
+    "serve": _ClusterCommand(
         "run jobs for real on hosts, under a policy",
         hvd_order.cluster.cli.cluster_serve.add_serve_options,
         hvd_order.cluster.cli.cluster_serve.serve_main,

@@ -24,10 +24,10 @@ from hvd_order.planning.report.progress import ProgressBar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hvd_order.cluster.model.job import Job
+    from hvd_order.cluster.model.job import ClusterJob
     from hvd_order.cluster.model.machines import Machines
-    from hvd_order.cluster.simulate.compare import Comparison, Result
-    from hvd_order.cluster.simulate.outcome import Outcome
+    from hvd_order.cluster.simulate.compare import Comparison, RunResult
+    from hvd_order.cluster.simulate.outcome import JobOutcome
     from hvd_order.cluster.simulate.run_folder import RunFolder
 
 __all__ = ["add_run_options", "run_main"]
@@ -139,21 +139,25 @@ def _machines(parsed: argparse.Namespace) -> Machines:
     return paper_machines() if parsed.machines is None else machines_from(parsed.machines)
 
 
-def _jobs_of_file(parsed: argparse.Namespace, machines: Machines) -> Callable[[int], Iterable[Job]]:
+def _jobs_of_file(
+    parsed: argparse.Namespace, machines: Machines
+) -> Callable[[int], Iterable[ClusterJob]]:
     from hvd_order.cluster.workloads.load import check_all, load_jobs
 
     check_all(parsed.trace, machines, parsed.format)
     return lambda _: load_jobs(parsed.trace, parsed.format)
 
 
-def _random_jobs(parsed: argparse.Namespace, machines: Machines) -> Callable[[int], Iterable[Job]]:
+def _random_jobs(
+    parsed: argparse.Namespace, machines: Machines
+) -> Callable[[int], Iterable[ClusterJob]]:
     from hvd_order.cluster.model.job import check_job
     from hvd_order.cluster.workloads.random_jobs import random_jobs
 
     slot_s = parsed.slot or _SLOT_S
     slots = _SLOTS if parsed.until is None else max(int(parsed.until / slot_s), 1)
 
-    def jobs(seed: int) -> Iterator[Job]:
+    def jobs(seed: int) -> Iterator[ClusterJob]:
         for job in random_jobs(parsed.jobs or _JOBS, seed, slots=slots, slot_s=slot_s):
             try:
                 check_job(replace(job, least=job.requested), machines)
@@ -194,7 +198,7 @@ def _digest(parts: Iterable[bytes]) -> str:
     return found.hexdigest()[:16]
 
 
-def _run_all(comparison: Comparison, folder: RunFolder | None) -> list[Result]:
+def _run_all(comparison: Comparison, folder: RunFolder | None) -> list[RunResult]:
     """Runs what is not complete, with a progress bar."""
     to_go = [run for run in comparison.runs if folder is None or folder.metrics(*run) is None]
     jobs = sum(comparison.jobs_of(seed) for _, seed in to_go)
@@ -203,7 +207,7 @@ def _run_all(comparison: Comparison, folder: RunFolder | None) -> list[Result]:
     for name, seed in comparison.runs:
         note = f"{name}, seed {seed}"
 
-        def ended(_: Outcome, note: str = note) -> None:
+        def ended(_: JobOutcome, note: str = note) -> None:
             bar.advance(note)
 
         results.append(comparison.run(name, seed, folder, ended))
@@ -232,7 +236,7 @@ def _facts(parsed: argparse.Namespace, comparison: Comparison, machines: Machine
 
 
 def _figure(
-    title: str, results: Sequence[Result], folder: RunFolder | None, machines: Machines
+    title: str, results: Sequence[RunResult], folder: RunFolder | None, machines: Machines
 ) -> Figure:
     """A picture of each policy's first run."""
     assert folder is not None
@@ -240,7 +244,7 @@ def _figure(
     from hvd_order.cluster.report.occupancy import read_occupancy, span_of
     from hvd_order.cluster.report.table import subtitles
 
-    first: dict[str, Result] = {}
+    first: dict[str, RunResult] = {}
     for result in results:
         first.setdefault(result.policy, result)
     files = {name: folder.placements_file(name, result.seed) for name, result in first.items()}

@@ -72,7 +72,7 @@ def serve_main(parsed: argparse.Namespace) -> int:
         return 0
     from hvd_order.cluster.policies.registry import Known, policy
     from hvd_order.cluster.serve.jobs_file import read_jobs
-    from hvd_order.cluster.serve.scheduler import Scheduler, ServeRules
+    from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules
 
     if parsed.jobs is None:
         raise InvalidUsage("no file with jobs; give one: hvd-order cluster serve -H a:4 jobs.csv")
@@ -82,7 +82,7 @@ def serve_main(parsed: argparse.Namespace) -> int:
     )
     examples = [served.job for _, served in read_jobs(parsed.jobs)]
     chosen = policy(parsed.policy, Known(machines, parsed.slot, parsed.until, examples))
-    scheduler = Scheduler(parsed.state, parsed.jobs, machines, chosen, _runner(parsed), rules)
+    scheduler = JobScheduler(parsed.state, parsed.jobs, machines, chosen, _runner(parsed), rules)
     stop, at_once = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

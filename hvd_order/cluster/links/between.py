@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.cassini import shifts_of
 from hvd_order.cluster.links.crux import crux_levels
-from hvd_order.cluster.links.jobs import LinkJob, Sharing
+from hvd_order.cluster.links.jobs import LinkJob, LinkSharing
 from hvd_order.cluster.links.shared import alone_s
 from hvd_order.cluster.links.step import Inside
 
@@ -45,7 +45,7 @@ def orders_of(name: str) -> tuple[Between, Inside]:
 
 def sharing_of(
     between: Between, jobs: Sequence[LinkJob], capacity: Sequence[float], seed: int = 0
-) -> Sharing:
+) -> LinkSharing:
     """The order between these jobs.
 
     Args:
@@ -57,9 +57,9 @@ def sharing_of(
     iterations_s = [alone_s(job.step, job.link_s(capacity) / job.step.size_bytes)
                     if job.load else job.step.compute_s for job in jobs]  # fmt: skip
     begin_s = [draw.random() * seconds for seconds in iterations_s]
-    fair = Sharing.fair(len(jobs), begin_s)
+    fair = LinkSharing.fair(len(jobs), begin_s)
     if between == "crux":
-        return Sharing(crux_levels(jobs, capacity, seed=seed), begin_s, fair.every_s)
+        return LinkSharing(crux_levels(jobs, capacity, seed=seed), begin_s, fair.every_s)
     if between == "cassini":
         shifts = shifts_of(jobs, capacity, min(iterations_s) / _INTERVALS)
         return fair if shifts is None else shifts.sharing()

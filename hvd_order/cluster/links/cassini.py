@@ -16,7 +16,7 @@ import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.circle import Demand, best_rotations
-from hvd_order.cluster.links.jobs import LinkJob, Sharing
+from hvd_order.cluster.links.jobs import LinkJob, LinkSharing
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
 
 __all__ = ["Shifts", "demand_of", "shifts_of", "time_shifts"]
@@ -38,9 +38,9 @@ class Shifts:
     every_s: Sequence[float]
     score: float
 
-    def sharing(self) -> Sharing:
+    def sharing(self) -> LinkSharing:
         """Jobs begin at their shifts and keep to their iterations, unless they are late."""
-        return Sharing([0] * len(self.shift_s), self.shift_s, self.every_s)
+        return LinkSharing([0] * len(self.shift_s), self.shift_s, self.every_s)
 
 
 def demand_of(job: LinkJob, capacity: Sequence[float], interval_s: float) -> Demand:
@@ -53,7 +53,7 @@ def demand_of(job: LinkJob, capacity: Sequence[float], interval_s: float) -> Dem
     every_s = count * interval_s
     alone = LinkJob(job.name, job.step, {0: per_byte})
     until_s = (_WARM + 1) * every_s
-    trace = simulate_shared([alone], [1.0], until_s, Sharing([0], [0.0], [every_s]))[0]
+    trace = simulate_shared([alone], [1.0], until_s, LinkSharing([0], [0.0], [every_s]))[0]
     edges = np.linspace(_WARM * every_s, until_s, count + 1)
     found = np.zeros(count)
     for begin_s, end_s, rate in trace.sent:

@@ -11,10 +11,10 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hvd_order.cluster.links.jobs import LinkJob, Sharing
+from hvd_order.cluster.links.jobs import LinkJob, LinkSharing
 from hvd_order.cluster.links.levels import compress
 from hvd_order.cluster.links.shared import simulate_shared
-from hvd_order.cluster.links.step import Step
+from hvd_order.cluster.links.step import LinkStep
 
 __all__ = ["correction", "crux_levels", "crux_priorities", "intensity"]
 
@@ -34,7 +34,9 @@ def intensity(job: LinkJob, capacity: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def correction(step: Step, link_s: float, reference: Step, reference_link_s: float) -> float:
+def correction(
+    step: LinkStep, link_s: float, reference: LinkStep, reference_link_s: float
+) -> float:
     """Correction factor k of a job against the reference job.
 
     Both share one link, once under each priority: k is the time on the link that the job gains by
@@ -56,7 +58,7 @@ def correction(step: Step, link_s: float, reference: Step, reference_link_s: flo
     until_s = _ITERATIONS * (step.compute_s + link_s + reference.compute_s + reference_link_s)
     parts = []
     for levels in ([0, 1], [1, 0]):
-        traces = simulate_shared(pair, [1.0], until_s, Sharing(levels, [0.0] * 2, [0.0] * 2))
+        traces = simulate_shared(pair, [1.0], until_s, LinkSharing(levels, [0.0] * 2, [0.0] * 2))
         parts.append([
             busy_s / trace.iteration_s
             for trace, busy_s in zip(traces, (link_s, reference_link_s), strict=True)

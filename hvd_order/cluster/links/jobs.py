@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_order.cluster.links.step import Step
+from hvd_order.cluster.links.step import LinkStep
 
-__all__ = ["LinkJob", "Sharing", "Trace"]
+__all__ = ["LinkJob", "LinkSharing", "LinkTrace"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LinkJob:
     """
 
     name: str
-    step: Step
+    step: LinkStep
     load: Mapping[int, float]
     workers: int = 1
 
@@ -32,7 +32,7 @@ class LinkJob:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class LinkSharing:
     """Order between jobs; each list has a place for each job.
 
     Attributes:
@@ -46,13 +46,13 @@ class Sharing:
     every_s: Sequence[float]
 
     @classmethod
-    def fair(cls, count: int, begin_s: Sequence[float] | None = None) -> Sharing:
+    def fair(cls, count: int, begin_s: Sequence[float] | None = None) -> LinkSharing:
         """All jobs alike."""
         return cls([0] * count, begin_s or [0.0] * count, [0.0] * count)
 
 
 @dataclass
-class Trace:
+class LinkTrace:
     """What a job did.
 
     Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 
 __all__ = ["load_of"]
 
 
-def load_of(placement: Placement) -> dict[int, float]:
+def load_of(placement: JobPlacement) -> dict[int, float]:
     """Bytes on each machine's link, in each direction, for a byte of gradient; empty: none.
 
     Without servers, a ring goes once through each of k machines: each sends and receives

@@ -9,10 +9,10 @@ from hvd_order.cluster.links.fairness import shares
 from hvd_order.cluster.links.jobs import LinkJob
 from hvd_order.cluster.links.load import load_of
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
-from hvd_order.cluster.links.step import Inside, Step, step_of
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.links.step import Inside, LinkStep, step_of
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.interface import JobState
 
 __all__ = ["LinkContention"]
@@ -21,15 +21,15 @@ _ITERATIONS = 20  # of the slowest job, were it to share each link with all othe
 _KEPT = 10_000  # simulated groups
 
 _Parts = tuple[tuple[int, float], ...]  # link, seconds for each byte
-_Key = tuple[tuple[Step, _Parts, int], ...]
+_Key = tuple[tuple[LinkStep, _Parts, int], ...]
 
 
 class LinkContention:
     """Speed of each job under those that run beside it: ``rates`` of ``cluster.simulate``.
 
-    A job has the speed that ``Job.speed`` says when it is alone on its links and sends in order.
-    It is slower by as much as another order inside jobs lengthens its iteration alone, and by as
-    much as other jobs lengthen it.
+    A job has the speed that ``ClusterJob.speed`` says when it is alone on its links and sends in
+    order. It is slower by as much as another order inside jobs lengthens its iteration alone, and
+    by as much as other jobs lengthen it.
 
     Jobs that share links, also through others, are a group. A group of a few jobs is simulated for
     about 20 iterations, and the result is kept for equal groups. In a larger one, jobs get the
@@ -37,7 +37,7 @@ class LinkContention:
     upper bound, by the same max-min or priorities.
 
     A job on one machine, or on machines without a limit on their links, shares nothing, nor does
-    one without ``Job.graph``.
+    one without ``ClusterJob.graph``.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LinkContention:
         self._inside = inside
         self._between = between
         self._simulated = simulated
-        self._known: dict[str, tuple[Placement, LinkJob | None, float]] = {}
+        self._known: dict[str, tuple[JobPlacement, LinkJob | None, float]] = {}
         self._groups: dict[_Key, list[float]] = {}
 
     def __call__(self, running: Mapping[str, JobState]) -> dict[str, float]:
@@ -78,7 +78,9 @@ class LinkContention:
                     rates[job.name] /= slowdown
         return rates
 
-    def _job(self, name: str, job: Job, placement: Placement) -> tuple[LinkJob | None, float]:
+    def _job(
+        self, name: str, job: ClusterJob, placement: JobPlacement
+    ) -> tuple[LinkJob | None, float]:
         """The job as links see it, and how much faster it is alone than in order."""
         known = self._known.get(name)
         if known is None or known[0] != placement:

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.fairness import shares
-from hvd_order.cluster.links.jobs import LinkJob, Sharing, Trace
-from hvd_order.cluster.links.step import Step
+from hvd_order.cluster.links.jobs import LinkJob, LinkSharing, LinkTrace
+from hvd_order.cluster.links.step import LinkStep
 
 __all__ = ["alone_s", "simulate_shared"]
 
@@ -20,8 +20,8 @@ def simulate_shared(
     jobs: Sequence[LinkJob],
     capacity: Sequence[float],
     until_s: float,
-    sharing: Sharing | None = None,
-) -> list[Trace]:
+    sharing: LinkSharing | None = None,
+) -> list[LinkTrace]:
     """Runs all jobs until a time.
 
     A job computes its ops one after the other. It sends one transfer at a time, the first one in
@@ -44,7 +44,7 @@ def simulate_shared(
                     f"job {job.name!r} puts {load} bytes a byte on link {link}; expected more than "
                     f"0, on one of {len(capacity)} links with a capacity of more than 0"
                 )
-    return _Shared(jobs, capacity, until_s, sharing or Sharing.fair(len(jobs))).run()
+    return _Shared(jobs, capacity, until_s, sharing or LinkSharing.fair(len(jobs))).run()
 
 
 _ITERATIONS = 12
@@ -52,7 +52,7 @@ _NOTHING = 1e-9  # of a transfer: what rounding leaves of it when another job ta
 
 
 @lru_cache(maxsize=4096)
-def alone_s(step: Step, s_per_byte: float) -> float:
+def alone_s(step: LinkStep, s_per_byte: float) -> float:
     """Mean iteration of a job that shares no link.
 
     Args:
@@ -66,12 +66,12 @@ def alone_s(step: Step, s_per_byte: float) -> float:
 
 
 @dataclass(eq=False)
-class _Running:
+class _RunningJob:
     """A job in a simulation. A transfer's key is its iteration and its place in the step."""
 
     number: int
     job: LinkJob
-    trace: Trace
+    trace: LinkTrace
     missing: list[int]  # by op: transfers of the iteration before that it waits for
     after: list[list[int]]  # by op: transfers that it makes ready
     begin_s: float
@@ -90,24 +90,28 @@ class _Running:
 
 class _Shared:
     def __init__(
-        self, jobs: Sequence[LinkJob], capacity: Sequence[float], until_s: float, sharing: Sharing
+        self,
+        jobs: Sequence[LinkJob],
+        capacity: Sequence[float],
+        until_s: float,
+        sharing: LinkSharing,
     ) -> None:
         self._capacity = capacity
         self._until_s = until_s
         self._levels = sharing.levels
         self._rates: dict[int, list[float]] = {}  # by the set of jobs that send
         self._sending = 0
-        self._jobs: list[_Running] = []
+        self._jobs: list[_RunningJob] = []
         for job, begin_s, every_s in zip(jobs, sharing.begin_s, sharing.every_s, strict=True):
             after: list[list[int]] = [[] for _ in job.step.ops_s]
             for i, one in enumerate(job.step.transfers):
                 if job.load and one.size_bytes > 0:
                     after[one.after].append(i)
             self._jobs.append(
-                _Running(
+                _RunningJob(
                     number=len(self._jobs),
                     job=job,
-                    trace=Trace(until_s),
+                    trace=LinkTrace(until_s),
                     missing=[0] * len(after),
                     after=after,
                     begin_s=begin_s,
@@ -117,7 +121,7 @@ class _Shared:
             )
         self._due_s = [one.event_s for one in self._jobs]
 
-    def run(self) -> list[Trace]:
+    def run(self) -> list[LinkTrace]:
         due_s = self._due_s
         while True:
             now_s = min(due_s)
@@ -138,7 +142,7 @@ class _Shared:
                 one.trace.busy_s -= one.event_s - self._until_s
         return [one.trace for one in self._jobs]
 
-    def _compute(self, one: _Running, now_s: float) -> None:
+    def _compute(self, one: _RunningJob, now_s: float) -> None:
         """Starts the next op if it can."""
         if one.computes or one.missing[one.op]:
             return
@@ -153,7 +157,7 @@ class _Shared:
         one.trace.busy_s += seconds
         one.event_s = now_s + seconds
 
-    def _computed(self, one: _Running, now_s: float) -> None:
+    def _computed(self, one: _RunningJob, now_s: float) -> None:
         one.computes = False
         one.event_s = math.inf
         transfers = one.job.step.transfers
@@ -170,7 +174,7 @@ class _Shared:
             one.iteration += 1
         self._compute(one, now_s)
 
-    def _sent(self, one: _Running, now_s: float) -> None:
+    def _sent(self, one: _RunningJob, now_s: float) -> None:
         self._settle(one, now_s)
         key = heapq.heappop(one.queue)
         del one.left[key]
@@ -182,7 +186,7 @@ class _Shared:
             self._changed(now_s, self._sending & ~(1 << one.number))
         self._compute(one, now_s)
 
-    def _send_first(self, one: _Running, now_s: float) -> None:
+    def _send_first(self, one: _RunningJob, now_s: float) -> None:
         """Goes over to the transfer that is first now."""
         first = one.queue[0]
         if one.sends == first:
@@ -217,7 +221,7 @@ class _Shared:
             self._rates[sending] = rates
         return rates
 
-    def _settle(self, one: _Running, now_s: float) -> None:
+    def _settle(self, one: _RunningJob, now_s: float) -> None:
         """Counts what it has sent at its present rate."""
         begin_s, one.since_s = one.since_s, now_s
         if not one.rate or now_s <= begin_s:
@@ -232,7 +236,7 @@ class _Shared:
             size = one.job.step.transfers[one.sends[1]].size_bytes
             one.left[one.sends] = left if left > _NOTHING * size else 0.0
 
-    def _predict(self, one: _Running) -> None:
+    def _predict(self, one: _RunningJob) -> None:
         one.sent_s = math.inf
         if one.sends and not one.left[one.sends]:
             one.sent_s = one.since_s

@@ -11,7 +11,7 @@ from typing import Literal
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.graph.graph import Graph
 
-__all__ = ["Inside", "Step", "Transfer", "step_of"]
+__all__ = ["Inside", "LinkStep", "LinkTransfer", "step_of"]
 
 Inside = Literal["buckets", "arrival", "ordered"]
 """Order of the transfers of one job.
@@ -25,7 +25,7 @@ ordered: as ``arrival``, but what is read first goes first, also ahead of a tran
 
 
 @dataclass(frozen=True)
-class Transfer:
+class LinkTransfer:
     """Bytes that are summed over the workers.
 
     Attributes:
@@ -40,7 +40,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Step:
+class LinkStep:
     """One iteration of each worker of a job; the next one follows.
 
     Attributes:
@@ -49,7 +49,7 @@ class Step:
     """
 
     ops_s: tuple[float, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[LinkTransfer, ...]
 
     def __post_init__(self) -> None:
         if not all(0 <= seconds < math.inf for seconds in self.ops_s) or not sum(self.ops_s) > 0:
@@ -76,7 +76,7 @@ class Step:
 @lru_cache(maxsize=256)
 def step_of(
     graph: Graph, inside: Inside, bucket_bytes: int = 25 * 2**20, first_bytes: int = 2**20
-) -> Step:
+) -> LinkStep:
     """The step of a recorded or made graph, whose ops run in program order.
 
     The ops of updates are left out. A parameter that no op reads is needed when its gradient is
@@ -100,7 +100,7 @@ def step_of(
         if producers:
             after = place[producers[-1]]
             before = min((place[op] for op in readers if op in place), default=after)
-            found.append(Transfer(parameter.size_bytes, after, min(before, after)))
+            found.append(LinkTransfer(parameter.size_bytes, after, min(before, after)))
     # Within an op the last parameter comes first, as in DistributedDataParallel.
     found.reverse()
     found.sort(key=lambda one: one.after)
@@ -111,19 +111,21 @@ def step_of(
     return _merged([graph.ops[op].duration_s for op in kept], found)
 
 
-def _buckets(found: Sequence[Transfer], bucket_bytes: int, first_bytes: int) -> list[Transfer]:
-    buckets: list[Transfer] = []
+def _buckets(
+    found: Sequence[LinkTransfer], bucket_bytes: int, first_bytes: int
+) -> list[LinkTransfer]:
+    buckets: list[LinkTransfer] = []
     filled = 0.0
     limit = first_bytes
     for i, one in enumerate(found):
         filled += one.size_bytes
         if filled >= limit or i == len(found) - 1:
-            buckets.append(Transfer(filled, one.after, 0))
+            buckets.append(LinkTransfer(filled, one.after, 0))
             filled, limit = 0.0, bucket_bytes
     return buckets
 
 
-def _merged(ops_s: Sequence[float], transfers: Sequence[Transfer]) -> Step:
+def _merged(ops_s: Sequence[float], transfers: Sequence[LinkTransfer]) -> LinkStep:
     """Makes one op of ops that no transfer begins or ends between: fewer events to simulate."""
     begins = {0} | {one.before for one in transfers} | {one.after + 1 for one in transfers}
     begins = {i for i in begins if i < len(ops_s)}
@@ -133,7 +135,7 @@ def _merged(ops_s: Sequence[float], transfers: Sequence[Transfer]) -> Step:
     sums = [0.0] * (group[-1] + 1 if group else 0)
     for i, seconds in zip(group, ops_s, strict=True):
         sums[i] += seconds
-    return Step(
+    return LinkStep(
         tuple(sums),
-        tuple(Transfer(t.size_bytes, group[t.after], group[t.before]) for t in transfers),
+        tuple(LinkTransfer(t.size_bytes, group[t.after], group[t.before]) for t in transfers),
     )

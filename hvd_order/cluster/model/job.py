@@ -10,16 +10,16 @@ import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.model.speed import Speed
 from hvd_order.cluster.model.utility import Constant, Utility
 from hvd_order.planning.graph.graph import Graph
 
-__all__ = ["Job", "check_job"]
+__all__ = ["ClusterJob", "check_job"]
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """A job: data-parallel workers, and parameter servers unless it all-reduces.
 
     Attributes:
@@ -86,7 +86,7 @@ class Job:
         """Fewest servers for the workers."""
         return 0 if self.workers_per_server is None else -(-workers // self.workers_per_server)
 
-    def samples_per_s(self, placement: Placement) -> float:
+    def samples_per_s(self, placement: JobPlacement) -> float:
         """Progress of a placement: samples a second, those of a large batch at their worth."""
         batch = placement.batch or self.batch
         rate = self.speed.samples_per_s(
@@ -110,7 +110,7 @@ class Job:
         return self.samples / rate if rate > 0 else math.inf
 
 
-def check_job(job: Job, machines: Machines) -> None:
+def check_job(job: ClusterJob, machines: Machines) -> None:
     """Refuses a job that the empty cluster cannot hold.
 
     Raises:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Part", "Placement"]
+__all__ = ["JobPlacement", "MachinePart"]
 
 
-class Part(NamedTuple):
+class MachinePart(NamedTuple):
     """Workers and servers of a job on one machine, by the machine's number."""
 
     machine: int
@@ -18,7 +18,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Placement:
+class JobPlacement:
     """Workers and servers of a job, by machine.
 
     Attributes:
@@ -26,17 +26,17 @@ class Placement:
         batch: samples of a step of all workers; None: as the job says.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[MachinePart, ...]
     batch: int | None = None
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[int, int, int]], batch: int | None = None) -> Placement:
+    def of(cls, parts: Iterable[tuple[int, int, int]], batch: int | None = None) -> JobPlacement:
         """Adds up (machine, workers, servers) by machine."""
         sums: dict[int, tuple[int, int]] = {}
         for machine, workers, servers in parts:
             w, s = sums.get(machine, (0, 0))
             sums[machine] = (w + workers, s + servers)
-        return cls(tuple(Part(m, *sums[m]) for m in sorted(sums) if any(sums[m])), batch)
+        return cls(tuple(MachinePart(m, *sums[m]) for m in sorted(sums) if any(sums[m])), batch)
 
     @property
     def workers(self) -> int:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Amounts, Machines
-from hvd_order.cluster.policies.interface import Decision, JobState, View
-from hvd_order.cluster.pricing.schedule import Offer, Schedule, best_schedule, workers_needed
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
+from hvd_order.cluster.pricing.schedule import JobSchedule, Offer, best_schedule, workers_needed
 
 __all__ = ["NOTHING", "Auction", "cheaper"]
 
@@ -37,7 +37,7 @@ class Auction(ABC):
         self._slots = slots
         self._quanta = quanta
         self._used = np.zeros((slots, *machines.capacity.shape))
-        self._accepted: dict[str, Schedule] = {}
+        self._accepted: dict[str, JobSchedule] = {}
 
     @property
     def used(self) -> NDArray[np.float64]:
@@ -45,11 +45,11 @@ class Auction(ABC):
         return self._used
 
     @property
-    def accepted(self) -> Mapping[str, Schedule]:
+    def accepted(self) -> Mapping[str, JobSchedule]:
         """Schedules of jobs that were accepted and have not ended."""
         return self._accepted
 
-    def quanta_of(self, job: Job) -> int:
+    def quanta_of(self, job: ClusterJob) -> int:
         """Equal parts of a job's work."""
         return self._quanta
 
@@ -71,12 +71,12 @@ class Auction(ABC):
             needed: workers for each amount, with all on one machine (True) or not.
         """
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Sells slots to new jobs, and places all jobs as they have paid."""
         if view.slot_s is None:
             raise InvalidUsage("this policy sells slots; give the run a slot length")
         slot = round(view.now_s / view.slot_s)
-        decision = Decision()
+        decision = PolicyDecision()
         for state in view.arrived:
             schedule = self._best(state, view, slot)
             if schedule is None or schedule.payoff <= 0:
@@ -100,11 +100,11 @@ class Auction(ABC):
                 decision.place[name] = wanted
         return decision
 
-    def best(self, state: JobState, view: View) -> Schedule | None:
+    def best(self, state: JobState, view: View) -> JobSchedule | None:
         """The schedule with the largest payoff for a job at present prices; None: there is none."""
         return self._best(state, view, round(view.now_s / (view.slot_s or 1.0)))
 
-    def _best(self, state: JobState, view: View, slot: int) -> Schedule | None:
+    def _best(self, state: JobState, view: View, slot: int) -> JobSchedule | None:
         job, slot_s = state.job, view.slot_s or 0.0
         productive_s = slot_s - view.resize_s
         if productive_s <= 0:
@@ -131,7 +131,7 @@ class Auction(ABC):
             offers,
         )
 
-    def _sell(self, state: JobState, schedule: Schedule) -> None:
+    def _sell(self, state: JobState, schedule: JobSchedule) -> None:
         for at, placement in schedule.placements.items():
             machines = [part.machine for part in placement.parts]
             self._used[at, machines] += state.usage(placement)

@@ -12,7 +12,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.realise import Target, realise
 from hvd_order.cluster.policies.drf import fair_targets, in_turn
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 
 __all__ = ["Dorm"]
 
@@ -67,9 +67,9 @@ class Dorm:
         self._book = Book(elastic=True)
         self._settled: frozenset[int] = frozenset()  # the jobs when nothing was left to change
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Solves the programme, unless it left the same jobs as they are before."""
-        decision = Decision()
+        decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         numbers = frozenset(state.number for state in jobs)
         if not jobs or numbers == self._settled:
@@ -89,7 +89,7 @@ class Dorm:
     ) -> dict[str, Target] | None:
         whole = view.machines.capacity.sum(axis=0)
         counted = np.flatnonzero(whole > 0)
-        rows = _Rows()
+        rows = _IntegerProgramme()
         used: dict[int, dict[int, float]] = {int(r): {} for r in counted}
         changes: dict[int, float] = {}
         losses: dict[int, float] = {}
@@ -152,7 +152,7 @@ class Dorm:
 
 
 @dataclass
-class _Rows:
+class _IntegerProgramme:
     """An integer programme that grows column by column and row by row."""
 
     _least: list[float] = field(default_factory=list)

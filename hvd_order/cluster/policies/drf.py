@@ -9,7 +9,7 @@ from hvd_order.cluster.model.machines import Amounts
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.filling import Filling
 from hvd_order.cluster.policies.allocation.realise import Target, realise
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 
 __all__ = ["Drf", "fair_targets", "in_turn"]
 
@@ -26,9 +26,9 @@ class Drf:
     def __init__(self) -> None:
         self._book = Book(elastic=True)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Fills the machines in thought, then for real."""
-        decision = Decision()
+        decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         targets = fair_targets(self._book, jobs, view.machines.capacity)
         decision.place = realise(view, in_turn(jobs, targets))

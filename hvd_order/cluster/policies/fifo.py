@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_order.cluster.policies.interface import Decision, View
+from hvd_order.cluster.policies.interface import PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack, take
 
 __all__ = ["Fifo"]
@@ -13,9 +13,9 @@ class Fifo:
     fit blocks the others.
     """
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Starts waiting jobs."""
-        decision = Decision()
+        decision = PolicyDecision()
         free = view.free.copy()
         for name, state in view.waiting.items():
             placement = pack(state, state.job.requested, free)

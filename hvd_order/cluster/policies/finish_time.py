@@ -7,7 +7,7 @@ import math
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.ranking import by_rank
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 
 __all__ = ["FinishTime"]
 
@@ -43,9 +43,9 @@ class FinishTime:
         self._job_s = 0.0
         self._seen: dict[int, tuple[float, float]] = {}
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Ranks all jobs if a round begins, else the waiting ones."""
-        decision = Decision()
+        decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         self._count(view, jobs)
         fairness = {state.number: self._fairness(view, state) for state in jobs}

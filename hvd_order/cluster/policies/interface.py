@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Amounts, Machines
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 
-__all__ = ["Decision", "JobState", "Policy", "View"]
+__all__ = ["ClusterPolicy", "JobState", "PolicyDecision", "View"]
 
 
 @dataclass(eq=False)
@@ -28,11 +28,11 @@ class JobState:
         changes: how often its placement was changed or taken.
     """
 
-    job: Job
+    job: ClusterJob
     number: int
     worker: Amounts
     server: Amounts
-    placement: Placement | None = None
+    placement: JobPlacement | None = None
     started_s: float | None = None
     placed_s: float = 0.0
     changes: int = 0
@@ -55,7 +55,7 @@ class JobState:
         workers = 0 if self.placement is None else self.placement.workers
         return self.worker_s_then + workers * max(now_s - self.placed_s, 0.0)
 
-    def usage(self, placement: Placement) -> Amounts:
+    def usage(self, placement: JobPlacement) -> Amounts:
         """Amounts that the placement takes, a row for each of its parts."""
         counts = np.array([(p.workers, p.servers) for p in placement.parts], dtype=np.float64)
         return counts @ np.stack([self.worker, self.server])
@@ -85,7 +85,7 @@ class View:
 
 
 @dataclass
-class Decision:
+class PolicyDecision:
     """What changes.
 
     Attributes:
@@ -94,15 +94,15 @@ class Decision:
         wake_s: when the policy wants to be asked again, if nothing happens before.
     """
 
-    place: dict[str, Placement | None] = field(default_factory=dict)
+    place: dict[str, JobPlacement | None] = field(default_factory=dict)
     reject: list[str] = field(default_factory=list)
     wake_s: float | None = None
 
 
-class Policy(Protocol):
+class ClusterPolicy(Protocol):
     """Decides which job runs where. May keep state of its own; one object for each run."""
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Asked when jobs arrive or end, at the start of each slot, and when it wanted to be.
 
         With slots it is asked at their starts alone.

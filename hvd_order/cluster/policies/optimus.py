@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.filling import Filling
 from hvd_order.cluster.policies.allocation.realise import Target, realise
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack
 
 __all__ = ["Optimus", "spread"]
@@ -35,9 +35,9 @@ class Optimus:
     def __init__(self) -> None:
         self._book = Book(elastic=True)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Works out the numbers for all jobs, then places those that change."""
-        decision = Decision()
+        decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         targets = self._targets(view, jobs)
 
@@ -103,7 +103,7 @@ class Optimus:
 
 def spread(
     state: JobState, workers: int, free: Amounts, servers: int | None = None
-) -> Placement | None:
+) -> JobPlacement | None:
     """Places workers and servers evenly on the fewest machines that hold them so, those with the
     most room first; as ``pack`` does where they fit only unevenly.
 
@@ -125,7 +125,7 @@ def spread(
         s[: servers % count] += 1
         taken = w[:, None] * state.worker + s[:, None] * state.server
         if (ranked[:count] >= taken - 1e-9).all():
-            return Placement.of(
+            return JobPlacement.of(
                 [(int(m), int(a), int(b)) for m, a, b in zip(order[:count], w, s, strict=True)]
             )
     return pack(state, workers, free, servers)

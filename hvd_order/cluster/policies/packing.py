@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.interface import JobState
 
 __all__ = ["fit_count", "pack", "take"]
@@ -26,7 +26,7 @@ def fit_count(free: Amounts, demand: Amounts) -> NDArray[np.int64]:
 
 def pack(
     state: JobState, workers: int, free: Amounts, servers: int | None = None
-) -> Placement | None:
+) -> JobPlacement | None:
     """Places workers, and as many servers as they need, on as few machines as possible.
 
     One machine if all fit: the one with the least left over. Else the machines that hold the most
@@ -44,14 +44,14 @@ def pack(
     fits = np.flatnonzero((free >= whole - 1e-9).all(axis=1))
     if len(fits):
         left = (free[fits] - whole).sum(axis=1)
-        return Placement.of([(int(fits[left.argmin()]), workers, servers)])
+        return JobPlacement.of([(int(fits[left.argmin()]), workers, servers)])
     if fit_count(free, state.worker).sum() < workers:
         return None
     parts = _on_several(free, state.worker, workers, state.server, servers)
     if parts is None and servers:
         turned = _on_several(free, state.server, servers, state.worker, workers)
         parts = None if turned is None else [(m, count, first) for m, first, count in turned]
-    return None if parts is None else Placement.of(parts)
+    return None if parts is None else JobPlacement.of(parts)
 
 
 def _on_several(
@@ -89,7 +89,7 @@ def _on_several(
     return parts
 
 
-def take(free: Amounts, state: JobState, placement: Placement, sign: float = -1.0) -> None:
+def take(free: Amounts, state: JobState, placement: JobPlacement, sign: float = -1.0) -> None:
     """Takes the amounts of a placement from ``free``, in place; a sign of 1 gives them back."""
     machines = [part.machine for part in placement.parts]
     free[machines] += sign * state.usage(placement)

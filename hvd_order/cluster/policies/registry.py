@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.policies.dorm import Dorm
 from hvd_order.cluster.policies.drf import Drf
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.finish_time import FinishTime
-from hvd_order.cluster.policies.interface import Policy
+from hvd_order.cluster.policies.interface import ClusterPolicy
 from hvd_order.cluster.policies.oasis import Oasis
 from hvd_order.cluster.policies.ones import Ones
 from hvd_order.cluster.policies.optimus import Optimus
@@ -43,7 +43,7 @@ class Known:
     machines: Machines
     slot_s: float | None
     until_s: float
-    examples: Sequence[Job]
+    examples: Sequence[ClusterJob]
     seed: int = 0
 
 
@@ -61,13 +61,13 @@ def _slots(known: Known) -> tuple[float, int]:
     return known.slot_s, math.ceil(known.until_s / known.slot_s - 1e-9)
 
 
-def _pd_ors(known: Known, solver: Solver) -> Policy:
+def _pd_ors(known: Known, solver: Solver) -> ClusterPolicy:
     slot_s, slots = _slots(known)
     prices = limits_for(known.examples, known.machines, slot_s, slots)
     return PdOrs(known.machines, slots, prices, solver=solver, seed=known.seed)
 
 
-def _oasis(known: Known) -> Policy:
+def _oasis(known: Known) -> ClusterPolicy:
     """Half of the machines hold servers, as in the paper's evaluation; none if no job has any."""
     slot_s, slots = _slots(known)
     machines = known.machines
@@ -88,7 +88,7 @@ def _oasis(known: Known) -> Policy:
     return Oasis(machines, slots, worker_prices, server_prices, server_machines)
 
 
-POLICIES: dict[str, Callable[[Known], Policy]] = {
+POLICIES: dict[str, Callable[[Known], ClusterPolicy]] = {
     "fifo": lambda _: Fifo(),
     "srtf": lambda _: Srtf(),
     "drf": lambda _: Drf(),
@@ -108,7 +108,7 @@ RANDOM = frozenset({"ones", "pd-ors"})
 """Names of those that draw: another ``Known.seed`` may give another result."""
 
 
-def policy(name: str, known: Known) -> Policy:
+def policy(name: str, known: Known) -> ClusterPolicy:
     """The named policy, for one run.
 
     Raises:

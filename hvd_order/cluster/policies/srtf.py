@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.ranking import by_rank
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 
 __all__ = ["Srtf"]
 
@@ -21,9 +21,9 @@ class Srtf:
     def __init__(self) -> None:
         self._book = Book(elastic=False)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Ranks all jobs by what is left of them."""
-        decision = Decision()
+        decision = PolicyDecision()
 
         def rank(state: JobState) -> tuple[float, bool, int]:
             left_s = self._book.remaining_s(view, state)

@@ -7,7 +7,7 @@ import math
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.ranking import by_rank
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 
 __all__ = ["Tiresias"]
 
@@ -39,9 +39,9 @@ class Tiresias:
         self._threshold_s = threshold_s
         self._book = Book(elastic=False)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Ranks all jobs by queue and arrival."""
-        decision = Decision()
+        decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         second = {
             state.number for state in jobs

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.pricing.rounding import round_randomly
 
 __all__ = ["Demand", "OneSlot", "Solver"]
@@ -72,7 +72,7 @@ class OneSlot:
         self._worker_room = self._room(0, free)
         self._server_room = self._room(1, free)
 
-    def together(self, workers: int) -> tuple[float, Placement | None]:
+    def together(self, workers: int) -> tuple[float, JobPlacement | None]:
         """The cheapest machine that holds all; the first of equal ones. (inf, None): none does."""
         servers = self._demand.servers_for(workers)
         whole = workers * self._demand.worker + servers * self._demand.server
@@ -81,9 +81,9 @@ class OneSlot:
             return math.inf, None
         costs = workers * self._worker_price + servers * self._server_price
         machine = int(np.where(fits, costs, math.inf).argmin())
-        return float(costs[machine]), Placement.of([(machine, workers, servers)])
+        return float(costs[machine]), JobPlacement.of([(machine, workers, servers)])
 
-    def apart(self, workers: int, below: float = math.inf) -> tuple[float, Placement | None]:
+    def apart(self, workers: int, below: float = math.inf) -> tuple[float, JobPlacement | None]:
         """The cheapest placement over machines that the solver finds.
 
         Args:
@@ -120,12 +120,12 @@ class OneSlot:
         room: NDArray[np.int64] = counts.astype(np.int64)
         return room if allowed is None else np.where(allowed, room, 0)
 
-    def _greedily(self, workers: int, servers: int) -> tuple[float, Placement | None]:
+    def _greedily(self, workers: int, servers: int) -> tuple[float, JobPlacement | None]:
         """Fills the cheapest machines with workers, then the cheapest of what is left with servers.
 
         Servers that find no room push workers away: with a machine's worth of them set aside first.
         """
-        best: tuple[float, Placement | None] = (math.inf, None)
+        best: tuple[float, JobPlacement | None] = (math.inf, None)
         for servers_first in (False, True):
             counts = np.zeros((2, len(self._free)), dtype=np.int64)
             free = self._free
@@ -154,7 +154,7 @@ class OneSlot:
 
     def _rounded(
         self, solution: NDArray[np.float64], workers: int
-    ) -> tuple[float, Placement | None]:
+    ) -> tuple[float, JobPlacement | None]:
         """The cheapest of several roundings that is feasible."""
         used = np.flatnonzero(solution > _CLOSE)
         machines = len(self._free)
@@ -178,7 +178,7 @@ class OneSlot:
                 return float(costs[i]), _placement(counts)
         return math.inf, None
 
-    def _of(self, solution: NDArray[np.float64]) -> tuple[float, Placement | None]:
+    def _of(self, solution: NDArray[np.float64]) -> tuple[float, JobPlacement | None]:
         counts = solution.astype(np.int64).reshape(2, len(self._free))
         cost = float(counts[0] @ self._worker_price + counts[1] @ self._server_price)
         return cost, _placement(counts)
@@ -217,6 +217,6 @@ def _solve(slot: OneSlot, workers: int, *, integers: bool) -> NDArray[np.float64
     return solution
 
 
-def _placement(counts: NDArray[np.int64]) -> Placement:
+def _placement(counts: NDArray[np.int64]) -> JobPlacement:
     used = np.flatnonzero(counts.any(axis=0))
-    return Placement.of((int(m), int(counts[0, m]), int(counts[1, m])) for m in used)
+    return JobPlacement.of((int(m), int(counts[0, m]), int(counts[1, m])) for m in used)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Amounts, Machines
 
 __all__ = ["Prices", "limits_for"]
@@ -59,7 +59,7 @@ class Prices:
 
 
 def limits_for(
-    jobs: Sequence[Job],
+    jobs: Sequence[ClusterJob],
     machines: Machines,
     slot_s: float,
     slots: int,

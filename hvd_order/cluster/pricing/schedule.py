@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_order.cluster.model.job import Job
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.job import ClusterJob
+from hvd_order.cluster.model.placement import JobPlacement
 
-__all__ = ["Offer", "Schedule", "best_schedule", "cheapest", "workers_needed"]
+__all__ = ["JobSchedule", "Offer", "best_schedule", "cheapest", "workers_needed"]
 
-Offer = tuple[float, Placement | None]
+Offer = tuple[float, JobPlacement | None]
 """Cost of an amount of work in a slot, and the placement; (inf, None): impossible."""
 
 
 @dataclass(frozen=True)
-class Schedule:
+class JobSchedule:
     """Placements of a job by slot.
 
     Attributes:
@@ -32,14 +32,14 @@ class Schedule:
         payoff: utility minus cost.
     """
 
-    placements: dict[int, Placement]
+    placements: dict[int, JobPlacement]
     last: int
     cost: float
     payoff: float
 
 
 def workers_needed(
-    job: Job, samples: float, quanta: int, productive_s: float
+    job: ClusterJob, samples: float, quanta: int, productive_s: float
 ) -> dict[bool, list[int | None]]:
     """Fewest workers that train 0 to all quanta in a slot, together on a machine or apart.
 
@@ -96,7 +96,7 @@ def best_schedule(
     slots: range,
     quanta: int,
     offers: Callable[[int], list[Offer]],
-) -> Schedule | None:
+) -> JobSchedule | None:
     """The schedule with the largest payoff, of equal ones the earliest to end.
 
     Args:
@@ -118,7 +118,7 @@ def best_schedule(
     if not math.isfinite(most):
         return None
     at = int(np.argmax(payoffs >= most - 1e-12 * abs(most)))
-    placements: dict[int, Placement] = {}
+    placements: dict[int, JobPlacement] = {}
     left = quanta
     for place in range(at, -1, -1):
         amount = int(taken[place, left])
@@ -126,4 +126,4 @@ def best_schedule(
         if placement is not None:
             placements[slots[place]] = placement
         left -= amount
-    return Schedule(placements, slots[at], float(best[at, quanta]), float(payoffs[at]))
+    return JobSchedule(placements, slots[at], float(best[at, quanta]), float(payoffs[at]))

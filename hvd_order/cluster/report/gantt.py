@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.report.lanes import Box, boxes_of
+from hvd_order.cluster.report.lanes import LaneBox, boxes_of
 from hvd_order.cluster.report.occupancy import Occupancy, main_resources
 from hvd_order.cluster.report.units import time_unit
 from hvd_order.planning.report.drawing import MOST_LABELS, OUTLINE_COLOUR, new_figure, strip_frame
@@ -124,8 +124,8 @@ def _draw_jobs(
 
 
 def _labelled(
-    boxes: Iterable[Box], edges: Iterable[_Edges], scales: tuple[float, float]
-) -> list[tuple[Box, _Edges]]:
+    boxes: Iterable[LaneBox], edges: Iterable[_Edges], scales: tuple[float, float]
+) -> list[tuple[LaneBox, _Edges]]:
     """The largest boxes that have room for their job's name."""
     found = []
     for box, at in zip(boxes, edges, strict=True):
@@ -136,7 +136,7 @@ def _labelled(
     return [each for _, each in found[:_MOST_NAMES]]
 
 
-def _corners(box: Box, capacity: float, unit_s: float) -> _Corners:
+def _corners(box: LaneBox, capacity: float, unit_s: float) -> _Corners:
     """The lowest part of a machine is drawn at the lower edge of its row."""
     height = 0.9
     bottom = box.bar.machine + height / 2

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from hvd_order.cluster.report.occupancy import Bar
 
-__all__ = ["Box", "boxes_of"]
+__all__ = ["LaneBox", "boxes_of"]
 
 _CLOSE = 1e-9
 
 
-class Box(NamedTuple):
+class LaneBox(NamedTuple):
     """A bar, or a part of it, from ``low`` to ``high`` of its machine's amount."""
 
     bar: Bar
@@ -21,13 +21,13 @@ class Box(NamedTuple):
     high: float
 
 
-def boxes_of(bars: Sequence[Bar], capacities: Sequence[float]) -> list[Box]:
+def boxes_of(bars: Sequence[Bar], capacities: Sequence[float]) -> list[LaneBox]:
     """Gives each bar the lowest free part of its machine, in several pieces if it must.
 
     Args:
         capacities: amount of each machine, in the units of the bars.
     """
-    boxes: list[Box] = []
+    boxes: list[LaneBox] = []
     taken: list[list[tuple[float, float]]] = [[] for _ in bars]
     free: dict[int, list[tuple[float, float]]] = {}
     # At one moment those that end come first. The sort is stable: the same bars, the same picture.
@@ -40,7 +40,7 @@ def boxes_of(bars: Sequence[Bar], capacities: Sequence[float]) -> list[Box]:
         holes = free.setdefault(bar.machine, [(0.0, capacities[bar.machine])])
         if begins:
             taken[number] = _take(holes, bar.amount)
-            boxes += [Box(bar, low, high) for low, high in taken[number]]
+            boxes += [LaneBox(bar, low, high) for low, high in taken[number]]
         else:
             _give_back(holes, taken[number])
     return boxes

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hvd_order.cluster.report.interval import Mean, mean_of
 from hvd_order.cluster.report.units import time_unit
-from hvd_order.cluster.simulate.compare import Result
-from hvd_order.planning.report.page import Report, Section
+from hvd_order.cluster.simulate.compare import RunResult
+from hvd_order.planning.report.page import ReportContent, Section
 
 __all__ = ["comparison_report", "subtitles"]
 
@@ -26,7 +26,9 @@ class _Column:
     text: Callable[[float], str]
 
 
-def comparison_report(title: str, facts: Sequence[str], results: Sequence[Result]) -> Report:
+def comparison_report(
+    title: str, facts: Sequence[str], results: Sequence[RunResult]
+) -> ReportContent:
     """A row for each policy: means over its seeds, with their intervals.
 
     The same results give the same text but for the times that decisions took, which stand in a
@@ -56,10 +58,10 @@ def comparison_report(title: str, facts: Sequence[str], results: Sequence[Result
          f"{name}, the longest {1e3 * found['decision_longest_s'].value:.2f} ms")
         for name, found in means.items()
     ]  # fmt: skip
-    return Report(title, [*facts, *notes], table, [Section(_DECISIONS, decisions)])
+    return ReportContent(title, [*facts, *notes], table, [Section(_DECISIONS, decisions)])
 
 
-def subtitles(results: Mapping[str, Result]) -> dict[str, str]:
+def subtitles(results: Mapping[str, RunResult]) -> dict[str, str]:
     """What stands above the pictures of runs, all times in one unit."""
     means = [result.metrics["completion_mean_s"] for result in results.values()]
     unit, unit_s = time_unit(max((m for m in means if not math.isnan(m)), default=0.0))
@@ -73,7 +75,7 @@ def subtitles(results: Mapping[str, Result]) -> dict[str, str]:
     return found
 
 
-def _means(results: Sequence[Result]) -> dict[str, dict[str, Mean]]:
+def _means(results: Sequence[RunResult]) -> dict[str, dict[str, Mean]]:
     """By policy and metric."""
     by_policy: dict[str, list[Mapping[str, float]]] = {}
     for result in results:

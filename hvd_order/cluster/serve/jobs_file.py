@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.tables import Line
-from hvd_order.cluster.model.job import Job
+from hvd_order.base.tables import TableRow
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.workloads.own import COMMAND, own_job, read_own
 
 __all__ = ["SLOT", "ServedJob", "job_of", "read_jobs"]
@@ -29,7 +29,7 @@ class ServedJob:
         command: program and arguments of each worker.
     """
 
-    job: Job
+    job: ClusterJob
     command: tuple[str, ...]
 
 
@@ -60,11 +60,11 @@ def job_of(row: Mapping[str, str]) -> ServedJob:
     Raises:
         InvalidUsage: a field is wrong.
     """
-    line = Line("a job that was kept", 1, row)
+    line = TableRow("a job that was kept", 1, row)
     return _served(line, own_job(line))
 
 
-def _served(line: Line, job: Job) -> ServedJob:
+def _served(line: TableRow, job: ClusterJob) -> ServedJob:
     if not _NAME.fullmatch(job.name):
         raise line.wrong(f"a job called {job.name!r}; expected letters, digits, '_', '-' and '.'")
     try:

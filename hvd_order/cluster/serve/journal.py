@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.placement import Part, Placement
-from hvd_order.cluster.policies.interface import Decision
+from hvd_order.cluster.model.placement import JobPlacement, MachinePart
+from hvd_order.cluster.policies.interface import PolicyDecision
 
 __all__ = ["Journal", "decision_of", "noted"]
 
@@ -54,7 +54,7 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def noted(decision: Decision) -> Mapping[str, object]:
+def noted(decision: PolicyDecision) -> Mapping[str, object]:
     """A decision for a line."""
     place = {
         name: None if placement is None else [[*part] for part in placement.parts]
@@ -69,11 +69,11 @@ def noted(decision: Decision) -> Mapping[str, object]:
             "wake_s": decision.wake_s}  # fmt: skip
 
 
-def decision_of(line: Mapping[str, Any]) -> Decision:
+def decision_of(line: Mapping[str, Any]) -> PolicyDecision:
     """The decision of a line."""
     place = {
         name: None if parts is None
-        else Placement(tuple(Part(*part) for part in parts), line["batches"].get(name))
+        else JobPlacement(tuple(MachinePart(*part) for part in parts), line["batches"].get(name))
         for name, parts in line["place"].items()
     }  # fmt: skip
-    return Decision(place, line["reject"], line["wake_s"])
+    return PolicyDecision(place, line["reject"], line["wake_s"])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job, check_job
+from hvd_order.cluster.model.job import ClusterJob, check_job
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Placement
-from hvd_order.cluster.policies.interface import Decision, JobState, View
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.model.placement import JobPlacement
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
+from hvd_order.cluster.simulate.outcome import JobOutcome
 
 __all__ = ["Ledger"]
 
@@ -33,7 +33,7 @@ class Ledger:
     def __init__(self, machines: Machines, slot_s: float | None, resize_s: float) -> None:
         self.waiting: dict[str, JobState] = {}
         self.running: dict[str, JobState] = {}
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[JobOutcome] = []
         self._machines = machines
         self._slot_s = slot_s
         self._resize_s = resize_s
@@ -49,7 +49,7 @@ class Ledger:
         """Of a job that has not left."""
         return self.running.get(name) or self.waiting.get(name)
 
-    def arrive(self, job: Job, now_s: float) -> None:
+    def arrive(self, job: ClusterJob, now_s: float) -> None:
         """A job is submitted.
 
         Raises:
@@ -70,12 +70,12 @@ class Ledger:
         return View(now_s, self._machines, self._free, self.waiting, self.running, arrived,
                     self._slot_s, self._resize_s)  # fmt: skip
 
-    def changed_by(self, decision: Decision) -> bool:
+    def changed_by(self, decision: PolicyDecision) -> bool:
         """Whether a decision gives or takes anything."""
         states = ((self.state(name), placement) for name, placement in decision.place.items())
         return any(state is None or state.placement != place for state, place in states)
 
-    def apply(self, decision: Decision, now_s: float) -> None:
+    def apply(self, decision: PolicyDecision, now_s: float) -> None:
         """Takes a decision down.
 
         Raises:
@@ -107,7 +107,7 @@ class Ledger:
         state = self.running[name]
         state.done_then, state.since_s = samples, now_s
 
-    def leave(self, name: str, now_s: float, *, ended: bool, rejected: bool = False) -> Outcome:
+    def leave(self, name: str, now_s: float, *, ended: bool, rejected: bool = False) -> JobOutcome:
         """A job has completed, was rejected, or is given up."""
         self._advance(now_s)
         state = self.running.get(name) or self.waiting[name]
@@ -118,7 +118,7 @@ class Ledger:
         job, here_s = state.job, now_s - state.job.arrival_s
         contended = self._contended - self._contended_at.pop(name)
         fair = ended and here_s > 0 and contended > 0
-        outcome = Outcome(
+        outcome = JobOutcome(
             name, job.model, job.arrival_s, state.started_s, now_s if ended else None, rejected,
             job.utility(here_s) if ended else 0.0, state.worker_s_then, changes,
             here_s * here_s / (job.alone_s() * contended) if fair else None,
@@ -126,7 +126,7 @@ class Ledger:
         self.outcomes.append(outcome)
         return outcome
 
-    def _give(self, state: JobState, placement: Placement, now_s: float) -> None:
+    def _give(self, state: JobState, placement: JobPlacement, now_s: float) -> None:
         name = state.job.name
         self._free[[part.machine for part in placement.parts]] -= state.usage(placement)
         del self.waiting[name]

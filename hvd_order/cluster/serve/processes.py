@@ -17,7 +17,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.serve.jobs_file import ServedJob
 from hvd_order.cluster.serve.runner import Runner, Slots, counts
 
-__all__ = ["Ended", "Phase", "Processes"]
+__all__ = ["Phase", "Processes", "ProcessesEnded"]
 
 _RETRY_S = 2.0  # after a failure; twice as long each time
 
@@ -31,7 +31,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessesEnded:
     """A job's processes have ended.
 
     Attributes:
@@ -90,7 +90,7 @@ class Processes:
         self._patience_s = patience_s
         self._say = say
         self._jobs: dict[str, _Managed] = {}
-        self._refused: list[Ended] = []
+        self._refused: list[ProcessesEnded] = []
 
     def add(self, served: ServedJob) -> None:
         """A job has arrived."""
@@ -149,7 +149,7 @@ class Processes:
             if managed.phase is not Phase.OFF:
                 self._kill(name, managed, "it was ended at once")
 
-    def look(self) -> list[Ended]:
+    def look(self) -> list[ProcessesEnded]:
         """Looks at all jobs; ends those that are too slow to stop or to let slots go."""
         ended, self._refused = self._refused, []
         for name, managed in self._jobs.items():
@@ -158,7 +158,7 @@ class Processes:
             seen = self._runner.look(name)
             if not seen.running:
                 asked = managed.phase is Phase.STOPPING
-                ended.append(Ended(name, seen.code, asked, managed.cause))
+                ended.append(ProcessesEnded(name, seen.code, asked, managed.cause))
                 managed.phase, managed.given, managed.before = Phase.OFF, {}, {}
                 managed.deadline, managed.cause = None, ""
                 continue
@@ -201,7 +201,7 @@ class Processes:
         try:
             self._runner.start(managed.served, slots)
         except (OSError, InvalidUsage) as error:
-            self._refused.append(Ended(name, None, False, str(error)))
+            self._refused.append(ProcessesEnded(name, None, False, str(error)))
             managed.retry_at = math.inf  # until `failed` says when
             return
         managed.given, managed.phase = slots, Phase.ON

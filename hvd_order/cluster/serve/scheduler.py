@@ -14,15 +14,15 @@ from pathlib import Path
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.policies.interface import Policy
+from hvd_order.cluster.policies.interface import ClusterPolicy
 from hvd_order.cluster.serve.jobs_file import SLOT, ServedJob, job_of, read_jobs
 from hvd_order.cluster.serve.journal import Journal, decision_of, noted
 from hvd_order.cluster.serve.ledger import Ledger
-from hvd_order.cluster.serve.processes import Ended, Processes
+from hvd_order.cluster.serve.processes import Processes, ProcessesEnded
 from hvd_order.cluster.serve.runner import Runner
 from hvd_order.cluster.serve.status import last_lines, replace_file, table, write_outcomes
 
-__all__ = ["Scheduler", "ServeRules"]
+__all__ = ["JobScheduler", "ServeRules"]
 
 _TICK_S = 0.2
 _SETTLED_S = 1.0  # a jobs file that changed just now may be half written
@@ -58,7 +58,7 @@ class ServeRules:
                                "than 0")  # fmt: skip
 
 
-class Scheduler:
+class JobScheduler:
     """Runs the jobs of a file. Use it once.
 
     The folder holds ``journal``, ``status``, ``outcomes.csv`` and the folder ``jobs``. A scheduler
@@ -81,7 +81,7 @@ class Scheduler:
         folder: Path,
         jobs_file: Path,
         machines: Machines,
-        policy: Policy,
+        policy: ClusterPolicy,
         runner: Runner,
         rules: ServeRules,
     ) -> None:
@@ -245,7 +245,7 @@ class Scheduler:
 
     # ---- ends ----
 
-    def _take(self, ended: Ended) -> None:
+    def _take(self, ended: ProcessesEnded) -> None:
         name, now_s = ended.name, self._now()
         self._changed = True
         if ended.code == 0:

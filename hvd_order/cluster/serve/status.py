@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, Outcome
+from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, JobOutcome
 
 __all__ = ["last_lines", "replace_file", "table", "write_outcomes"]
 
@@ -26,7 +26,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
+def write_outcomes(path: Path, outcomes: Sequence[JobOutcome]) -> None:
     """Replaces the file of outcomes; columns are those of simulated runs, times in seconds.
 
     Raises:

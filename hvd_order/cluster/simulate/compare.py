@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from hvd_order.cluster.links.between import orders_of
 from hvd_order.cluster.links.rates import LinkContention
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.policies.registry import RANDOM, Known, policy
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.run_folder import RunFolder
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
-__all__ = ["Comparison", "Result", "sample"]
+__all__ = ["Comparison", "RunResult", "sample"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _EXAMPLES = 1000  # jobs that a policy may see before
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """Metrics of one run, by the names of ``Summary.metrics``."""
 
     policy: str
@@ -51,7 +51,7 @@ class Comparison:
 
     def __init__(
         self,
-        jobs: Callable[[int], Iterable[Job]],
+        jobs: Callable[[int], Iterable[ClusterJob]],
         synthetic: bool,
         machines: Machines,
         rules: Rules,
@@ -81,7 +81,7 @@ class Comparison:
         """How many jobs a run of the seed has."""
         return self._sample_of(seed)[0]
 
-    def _sample_of(self, seed: int) -> tuple[int, list[Job]]:
+    def _sample_of(self, seed: int) -> tuple[int, list[ClusterJob]]:
         return self._samples[seed if self._synthetic else next(iter(self._samples))]
 
     def _known(self, seed: int) -> Known:
@@ -89,8 +89,8 @@ class Comparison:
         return Known(self._machines, self._rules.slot_s, self._rules.until_s, examples, seed)
 
     def run(
-        self, name: str, seed: int, folder: RunFolder | None, ended: Callable[[Outcome], None]
-    ) -> Result:
+        self, name: str, seed: int, folder: RunFolder | None, ended: Callable[[JobOutcome], None]
+    ) -> RunResult:
         """Simulates one of ``runs``, unless the folder has it complete.
 
         Args:
@@ -102,16 +102,16 @@ class Comparison:
         """
         found = None if folder is None else folder.metrics(name, seed)
         if found is not None:
-            return Result(name, seed, found)
+            return RunResult(name, seed, found)
         chosen, jobs = policy(_policy(name), self._known(seed)), self._jobs(seed)
         orders = self._orders.get(name)
         rates = None if orders is None else LinkContention(self._machines, *orders)
         if folder is None:
             summary = simulate(jobs, self._machines, chosen, self._rules, rates=rates, ended=ended)
-            return Result(name, seed, summary.metrics())
+            return RunResult(name, seed, summary.metrics())
         with folder.writer(name, seed) as writer:
 
-            def write(outcome: Outcome) -> None:
+            def write(outcome: JobOutcome) -> None:
                 writer.add(outcome)
                 ended(outcome)
 
@@ -120,7 +120,7 @@ class Comparison:
             )
         metrics = summary.metrics()
         folder.complete(name, seed, metrics)
-        return Result(name, seed, metrics)
+        return RunResult(name, seed, metrics)
 
 
 def _policy(name: str) -> str:

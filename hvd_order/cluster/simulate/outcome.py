@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["JOB_COLUMNS", "Outcome", "PlacementInterval", "Summary"]
+__all__ = ["JOB_COLUMNS", "JobOutcome", "PlacementInterval", "Summary"]
 
 JOB_COLUMNS = ("job", "model", "arrival_s", "started_s", "ended_s", "completion_s", "rejected",
                "utility", "worker_s", "changes", "fairness")  # fmt: skip
-"""Columns of ``Outcome.row``."""
+"""Columns of ``JobOutcome.row``."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PlacementInterval:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What became of a job.
 
     Attributes:
@@ -103,7 +103,7 @@ class Summary:
     _wait_s: array[float] = field(default_factory=lambda: array("d"), repr=False)
     _fairness: array[float] = field(default_factory=lambda: array("d"), repr=False)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: JobOutcome) -> None:
         """Counts a job."""
         self.jobs += 1
         self.rejected += outcome.rejected

@@ -16,9 +16,9 @@ from typing import TextIO
 
 from hvd_order.base.document import Fields, read_document, write_document
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Amounts, Machines
-from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, Outcome
+from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, JobOutcome
 
 __all__ = ["RunFolder", "RunWriter"]
 
@@ -38,7 +38,7 @@ class RunWriter:
         self._jobs.writerow(JOB_COLUMNS)
         self._placements.writerow((*_PLACEMENT_COLUMNS, *machines.resources))
 
-    def watch(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def watch(self, jobs: Iterable[ClusterJob]) -> Iterator[ClusterJob]:
         """The same jobs; what they take is kept until they end."""
         for job in jobs:
             self._demands[job.name] = (
@@ -47,7 +47,7 @@ class RunWriter:
             )
             yield job
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: JobOutcome) -> None:
         """Writes a job that was watched."""
         self._jobs.writerow(outcome.row())
         worker, server = self._demands.pop(outcome.name)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Placement
-from hvd_order.cluster.policies.interface import Decision, JobState, Policy, View
+from hvd_order.cluster.model.placement import JobPlacement
+from hvd_order.cluster.policies.interface import ClusterPolicy, JobState, PolicyDecision, View
 from hvd_order.cluster.simulate.contention import Contention
-from hvd_order.cluster.simulate.outcome import Outcome, PlacementInterval, Summary
+from hvd_order.cluster.simulate.outcome import JobOutcome, PlacementInterval, Summary
 
 __all__ = ["Rates", "Rules", "simulate"]
 
@@ -54,13 +54,13 @@ class Rules:
 
 
 def simulate(
-    jobs: Iterable[Job],
+    jobs: Iterable[ClusterJob],
     machines: Machines,
-    policy: Policy,
+    policy: ClusterPolicy,
     rules: Rules | None = None,
     *,
     rates: Rates | None = None,
-    ended: Callable[[Outcome], None] | None = None,
+    ended: Callable[[JobOutcome], None] | None = None,
 ) -> Summary:
     """Runs all jobs, or until ``rules.until_s``.
 
@@ -68,7 +68,8 @@ def simulate(
 
     Args:
         jobs: by time of arrival; read as time goes on.
-        rates: speeds of jobs that share links; None: ``Job.samples_per_s``, each job by itself.
+        rates: speeds of jobs that share links; None: each job by itself, as
+            ``ClusterJob.samples_per_s`` says.
         ended: called with each job that ends or is rejected, and at the end with the others.
 
     Raises:
@@ -81,12 +82,12 @@ def simulate(
 class _Simulator:
     def __init__(
         self,
-        jobs: Iterable[Job],
+        jobs: Iterable[ClusterJob],
         machines: Machines,
-        policy: Policy,
+        policy: ClusterPolicy,
         rules: Rules,
         rates: Rates | None,
-        ended: Callable[[Outcome], None] | None,
+        ended: Callable[[JobOutcome], None] | None,
     ) -> None:
         self._jobs = iter(jobs)
         self._machines = machines
@@ -214,7 +215,7 @@ class _Simulator:
             raise InvalidUsage(f"at {self._now_s} s the policy wants to be asked at "
                                f"{self._wake_s} s again; expected a later time")  # fmt: skip
 
-    def _apply(self, decision: Decision) -> None:
+    def _apply(self, decision: PolicyDecision) -> None:
         changed = []
         for name, placement in decision.place.items():
             state = self._running.get(name) or self._waiting.get(name)
@@ -243,7 +244,7 @@ class _Simulator:
         if self._rates is not None:
             self._refresh()
 
-    def _start(self, state: JobState, placement: Placement) -> None:
+    def _start(self, state: JobState, placement: JobPlacement) -> None:
         name = state.job.name
         self._free[[part.machine for part in placement.parts]] -= state.usage(placement)
         self._waiting.pop(name, None)
@@ -295,7 +296,7 @@ class _Simulator:
         for name, rate in self._rates(self._running).items():
             self._set_rate(self._running[name], rate)
 
-    def _keep(self, state: JobState, placement: Placement) -> None:
+    def _keep(self, state: JobState, placement: JobPlacement) -> None:
         if self._now_s > state.placed_s:
             self._placements.setdefault(state.job.name, []).append(
                 PlacementInterval(state.placed_s, self._now_s, placement.parts)
@@ -318,7 +319,7 @@ class _Simulator:
             alone_s = job.alone_s()
             if here_s > 0 and alone_s > 0:
                 fairness = here_s / (alone_s * contended / here_s)
-        outcome = Outcome(
+        outcome = JobOutcome(
             name, job.model, job.arrival_s, state.started_s, ended_s, rejected, utility,
             state.worker_s_then, state.changes, fairness, tuple(self._placements.pop(name, ())),
         )  # fmt: skip

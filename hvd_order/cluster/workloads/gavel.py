@@ -20,7 +20,7 @@ import os
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.tables import Path, open_text, read_lines
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Constant
 from hvd_order.cluster.workloads.numbered import Numbered
@@ -79,7 +79,7 @@ def read_gavel(path: Path, throughputs: Throughputs) -> Numbered:
         steps = line.number_of("steps", above=0)
         yield (
             line,
-            Job(
+            ClusterJob(
                 f"job-{line.number}",
                 line.number_of("arrival"),
                 steps,

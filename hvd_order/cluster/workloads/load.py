@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.tables import Path, read_header
-from hvd_order.cluster.model.job import Job, check_job
+from hvd_order.cluster.model.job import ClusterJob, check_job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.workloads import gavel, own, pai, philly, pollux, tiresias
 from hvd_order.cluster.workloads.numbered import Numbered, checked
@@ -22,17 +22,17 @@ _GAVEL = "gavel"
 
 
 @dataclass(frozen=True)
-class _Format:
+class _TraceFormat:
     columns: Sequence[str]
     read: Callable[[Path], Numbered]
 
 
 _TABLES = {
-    "jobs": _Format(own.NEEDED, own.read_own),
-    "pollux": _Format(pollux.COLUMNS, pollux.read_pollux_workload),
-    "tiresias": _Format(tiresias.COLUMNS, tiresias.read_tiresias),
-    "philly": _Format(philly.COLUMNS, philly.read_philly),
-    "pai": _Format(pai.POD_COLUMNS, pai.read_pai_pods),
+    "jobs": _TraceFormat(own.NEEDED, own.read_own),
+    "pollux": _TraceFormat(pollux.COLUMNS, pollux.read_pollux_workload),
+    "tiresias": _TraceFormat(tiresias.COLUMNS, tiresias.read_tiresias),
+    "philly": _TraceFormat(philly.COLUMNS, philly.read_philly),
+    "pai": _TraceFormat(pai.POD_COLUMNS, pai.read_pai_pods),
 }
 
 FORMATS = (*_TABLES, _GAVEL)
@@ -45,7 +45,7 @@ def load_jobs(
     *,
     throughputs: Path | None = None,
     device: str = "v100",
-) -> Iterator[Job]:
+) -> Iterator[ClusterJob]:
     """Reads jobs one after the other, by time of arrival.
 
     Args:

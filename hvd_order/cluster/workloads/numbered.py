@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.tables import Line
-from hvd_order.cluster.model.job import Job
+from hvd_order.base.tables import TableRow
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.speed import TableSpeed
 
 __all__ = ["Numbered", "checked", "timed_job"]
 
-Numbered = Iterator[tuple[Line, Job]]
+Numbered = Iterator[tuple[TableRow, ClusterJob]]
 """Jobs, each with the line that it was read from."""
 
 
 def timed_job(
-    line: Line,
+    line: TableRow,
     name: str,
     arrival_s: float,
     duration_s: float,
     workers: int,
     worker: Mapping[str, float],
     model: str = "",
-) -> Job:
+) -> ClusterJob:
     """A job of which a trace says no more than how long it ran with how many workers.
 
     A sample is a second of a worker. Assumed, as traces do not say it: with fewer workers it is
@@ -33,7 +33,7 @@ def timed_job(
         InvalidUsage: no such job is possible; names the line.
     """
     try:
-        return Job(
+        return ClusterJob(
             name,
             arrival_s,
             samples=duration_s * workers,

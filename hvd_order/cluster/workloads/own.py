@@ -45,8 +45,8 @@ import pathlib
 from collections.abc import Mapping
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.tables import Line, Path, read_lines
-from hvd_order.cluster.model.job import Job
+from hvd_order.base.tables import Path, TableRow, read_lines
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Utility
 from hvd_order.cluster.workloads.numbered import Numbered
@@ -100,7 +100,7 @@ def read_own(path: Path) -> Numbered:
         yield line, own_job(line)
 
 
-def own_job(line: Line) -> Job:
+def own_job(line: TableRow) -> ClusterJob:
     """The job of a line.
 
     Raises:
@@ -117,7 +117,7 @@ def own_job(line: Line) -> Job:
 class _Optional:
     """A line whose empty columns are None."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: TableRow) -> None:
         self.line = line
 
     def has(self, column: str) -> bool:
@@ -142,7 +142,7 @@ class _Optional:
         return {int(count): rate for count, rate in table.items()}
 
 
-def _job(line: _Optional) -> Job:
+def _job(line: _Optional) -> ClusterJob:
     workers = line.line.whole("workers", 1)
     duration_s = line.number("duration_s", above=0)
     samples = line.number("samples", above=0)
@@ -157,7 +157,7 @@ def _job(line: _Optional) -> Job:
         raise line.line.wrong("no duration_s; expected it, or samples and speed, or samples and "
                               "profile")  # fmt: skip
     batch = line.whole("batch") or 1
-    return Job(
+    return ClusterJob(
         line.line.text("name"),
         line.number("arrival_s") or 0.0,
         samples,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 
-from hvd_order.base.tables import Line, Path, read_lines
+from hvd_order.base.tables import Path, TableRow, read_lines
 from hvd_order.cluster.workloads.numbered import Numbered, timed_job
 
 __all__ = ["COLUMNS", "read_philly"]
@@ -37,7 +37,7 @@ def read_philly(path: Path) -> Numbered:
             rows.append((_seconds(line), line.number, duration_s, gpus, line.text("cluster")))
     rows.sort()
     for at_s, number, duration_s, gpus, cluster in rows:
-        line = Line(os.fspath(path), number, {})
+        line = TableRow(os.fspath(path), number, {})
         yield (
             line,
             timed_job(
@@ -46,7 +46,7 @@ def read_philly(path: Path) -> Numbered:
         )
 
 
-def _seconds(line: Line) -> float:
+def _seconds(line: TableRow) -> float:
     text = line.text("timestamp")
     try:
         found = datetime.fromisoformat(text)

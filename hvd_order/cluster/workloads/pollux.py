@@ -9,7 +9,7 @@ workers from one on is possible that the application's batches feed.
 from __future__ import annotations
 
 from hvd_order.base.tables import Path, read_lines
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.workloads.applications import APPLICATIONS
 from hvd_order.cluster.workloads.numbered import Numbered
 
@@ -35,7 +35,7 @@ def read_pollux_workload(path: Path) -> Numbered:
                              "each at least")  # fmt: skip
         yield (
             line,
-            Job(
+            ClusterJob(
                 line.text("name"),
                 line.number_of("time"),
                 application.samples(batch),

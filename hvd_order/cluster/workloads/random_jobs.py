@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import LocalitySpeed
 from hvd_order.cluster.model.utility import Sigmoid
@@ -76,7 +76,7 @@ def random_jobs(
     slot_s: float = 3600.0,
     arrivals: Literal["uniform", "poisson"] = "uniform",
     ranges: Ranges | None = None,
-) -> Iterator[Job]:
+) -> Iterator[ClusterJob]:
     """Draws jobs, by time of arrival. The same arguments give the same jobs.
 
     A job that would not end within ``slots`` slots with all the workers that it may have, over the
@@ -119,14 +119,14 @@ def _arrivals(random_: random.Random, count: int, slots: int, kind: str) -> Iter
         yield int(at)
 
 
-def _fastest_s(job: Job) -> float:
+def _fastest_s(job: ClusterJob) -> float:
     rate = job.speed.samples_per_s(job.most, job.servers_for(job.most), 2, job.batch)
     return job.samples / rate
 
 
 def _job(
     random_: random.Random, number: int, arrival_s: float, slot_s: float, ranges: Ranges
-) -> Job:  # fmt: skip
+) -> ClusterJob:  # fmt: skip
     def demand(gpu: int) -> dict[str, float]:
         found = {"gpu": float(gpu)} if gpu else {}
         for name in ("cpu", "memory_gb", "disk_gb"):
@@ -139,7 +139,7 @@ def _job(
     gradient_bytes = random_.uniform(*ranges.gradient_mb) * 1e6
     network = random_.uniform(*ranges.network_gbit) * _BYTES_PER_GBIT
     (slope,) = random_.choices(ranges.slopes, ranges.shares)
-    return Job(
+    return ClusterJob(
         f"job-{number}",
         arrival_s,
         float(random_.randint(*ranges.epochs) * epoch_samples),

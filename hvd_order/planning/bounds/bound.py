@@ -83,13 +83,13 @@ def step_bound_s(graph: Graph, link: LinkModel) -> float:
         for past, future, wire in zip(pasts, futures, wire_s, strict=True):
             bounds.append(wire + _work_s(past & future, times))
             # Two sets share at least the sum of their work minus all work.
-            jobs.append(_Job(_work_s(past, times) - total_s, wire, _work_s(future, times)))
+            jobs.append(_GradientJob(_work_s(past, times) - total_s, wire, _work_s(future, times)))
         bounds += [total_s, _latest_end_s(jobs)]
     return max(bounds)
 
 
 @dataclass(frozen=True)
-class _Job:
+class _GradientJob:
     """A gradient as a job in one-machine scheduling with heads and tails.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Job:
     tail_s: float
 
 
-def _latest_end_s(jobs: Sequence[_Job]) -> float:
+def _latest_end_s(jobs: Sequence[_GradientJob]) -> float:
     """Maximum over all sets of jobs of earliest head + all wire times + shortest tail."""
     queue = LinkQueue(fluid=True)
     earliest_s = min((job.head_s for job in jobs), default=0.0)

@@ -128,11 +128,8 @@ def main(parsed: argparse.Namespace) -> int:
         usual if chooses and parsed.mode == "sync" else None,
     )  # fmt: skip
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
-    Output(parsed.png, parsed.html).write(
-        report,
-        lambda: draw_throughput(report.title, rows, parsed.batch),
-        "throughput by workers",
-    )
+    draw = functools.partial(draw_throughput, report.title, rows, parsed.batch)
+    Output(parsed.png, parsed.html).write(report, draw, "throughput by workers")
     return 0
 
 

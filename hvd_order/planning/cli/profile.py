@@ -75,7 +75,12 @@ def main(parsed: argparse.Namespace) -> int:
         raise InvalidUsage(f"there is no file {parsed.script}")
     output: Path = parsed.output or parsed.script.with_suffix(".profile.json")
     if parsed.tensorflow_servers:
-        return _of_tensorflow(parsed, output)
+        _refuse("--tensorflow-servers", parsed, "servers")
+        from hvd_order.tensorflow.strategy.script import profile_coordinator
+
+        return _write(
+            profile_coordinator(parsed.script, parsed.arguments, parsed.steps, output), output
+        )
     here = parsed.num_proc is None and parsed.hosts is None and parsed.hostfile is None
     if not here or parsed.servers != 0:
         return run(_on_ranks(parsed, output))
@@ -89,23 +94,7 @@ def main(parsed: argparse.Namespace) -> int:
         return 0
     from hvd_order.planning.profiling.script import profile_script
 
-    profile = profile_script(parsed.script, parsed.arguments, parsed.steps)
-    profile.write(output)
-    _say(profile, output)
-    return 0
-
-
-def _of_tensorflow(parsed: argparse.Namespace, output: Path) -> int:
-    given = [n for n in ("num_proc", "servers", "hosts", "hostfile") if getattr(parsed, n)]
-    if given:
-        raise InvalidUsage(f"--tensorflow-servers takes a job as it is; leave out "
-                           f"--{given[0].replace('_', '-')}")  # fmt: skip
-    from hvd_order.tensorflow.strategy.script import profile_coordinator
-
-    profile = profile_coordinator(parsed.script, parsed.arguments, parsed.steps, output)
-    profile.write(output)
-    _say(profile, output)
-    return 0
+    return _write(profile_script(parsed.script, parsed.arguments, parsed.steps), output)
 
 
 def _record_in_job(
@@ -121,16 +110,20 @@ def _record_in_job(
 
 
 def _import(parsed: argparse.Namespace) -> int:
-    given = [
-        n
-        for n in ("script", "num_proc", "servers", "tensorflow_servers", "hosts", "hostfile")
-        if getattr(parsed, n)
-    ]
-    if given:
-        raise InvalidUsage(f"--from-trace needs no {given[0].replace('_', '-')}; leave it out")
-    trace: Path = parsed.from_trace
-    profile = profile_of_trace(trace)
-    output = parsed.output or trace.with_name(f"{profile.model}.profile.json")
+    _refuse("--from-trace", parsed, "script", "servers", "tensorflow_servers")
+    profile = profile_of_trace(parsed.from_trace)
+    name = f"{profile.model}.profile.json"
+    return _write(profile, parsed.output or parsed.from_trace.with_name(name))
+
+
+def _refuse(option: str, parsed: argparse.Namespace, *names: str) -> None:
+    """Refuses an option that this one leaves without effect."""
+    for name in (*names, "num_proc", "hosts", "hostfile"):
+        if getattr(parsed, name):
+            raise InvalidUsage(f"{option} needs no {name.replace('_', '-')}; leave it out")
+
+
+def _write(profile: Profile, output: Path) -> int:
     profile.write(output)
     _say(profile, output)
     return 0

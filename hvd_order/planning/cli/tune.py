@@ -16,6 +16,7 @@ from hvd_order.planning.cli.network_options import (
     network_from,
 )
 from hvd_order.planning.files.profile import read_profile
+from hvd_order.planning.report.page import ms_text
 
 if TYPE_CHECKING:
     from hvd_order.planning.predict.setting_search import Outcome
@@ -80,7 +81,7 @@ def _table(tuned: Tuned) -> Iterator[str]:
         yield _row(name, outcome, tuned.bound_s, clipped)
     left = " " * (53 + len(form))
     for name, step_s in (("DDP, buckets of 25 MiB", tuned.ddp_s), ("bound", tuned.bound_s)):
-        yield f"{name:26} {left} {_ms(step_s):>10} {_ratio(step_s, tuned.bound_s)}"
+        yield f"{name:26} {left} {ms_text(step_s):>10} {_ratio(step_s, tuned.bound_s)}"
 
 
 def _row(name: str, outcome: Outcome, bound_s: float, clipped: bool) -> str:
@@ -90,12 +91,8 @@ def _row(name: str, outcome: Outcome, bound_s: float, clipped: bool) -> str:
     return (
         f"{name:26} {setting.order:9} {settings.policy:9} {setting.agreement:11} {form}"
         f"{settings.slice_bytes / 2**10:6.0f} KiB {settings.credit_bytes / 2**10:6.0f} KiB "
-        f"{_ms(outcome.step_s):>10} {_ratio(outcome.step_s, bound_s)}"
+        f"{ms_text(outcome.step_s):>10} {_ratio(outcome.step_s, bound_s)}"
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
 
 
 def _ratio(step_s: float, bound_s: float) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.files.profile import LEAST_RUNS, Profile, Timing, unique
-from hvd_order.planning.graph.graph import Op, Parameter, Phase
+from hvd_order.planning.graph.graph import GraphOp, GraphParameter, Phase
 
 __all__ = ["profile_of_trace"]
 
@@ -64,13 +64,13 @@ def profile_of_trace(path: str | Path) -> Profile:
 
 
 def _profile(document: Mapping[str, Any], model: str) -> Profile:
-    trace = _Trace(document["traceEvents"])
+    trace = _ChromeTrace(document["traceEvents"])
     steps = _alike([_units_of(step, trace) for step in trace.steps])
     first = steps[0]
     names = unique([f"{unit.phase}/{unit.name}" for unit in first])
     reads, produces, parameters = _parameters(first, names)
     ops = [
-        Op(
+        GraphOp(
             name,
             0.0,
             (names[i - 1],) if i else (),
@@ -99,11 +99,11 @@ def _profile(document: Mapping[str, Any], model: str) -> Profile:
 
 def _parameters(
     units: Sequence[_Unit], names: Sequence[str]
-) -> tuple[dict[int, list[str]], dict[int, list[str]], list[Parameter]]:
+) -> tuple[dict[int, list[str]], dict[int, list[str]], list[GraphParameter]]:
     """Reads and products by op, and all parameters in order of their first readers."""
     readers = {number: i for i, unit in enumerate(units) for number in unit.sequences}
     backward_begins = min((i for i, u in enumerate(units) if u.phase == "backward"), default=0)
-    found: list[tuple[int, int, _Gradient]] = []  # reader, producer
+    found: list[tuple[int, int, _AccumulatedGradient]] = []  # reader, producer
     for i, unit in enumerate(units):
         if unit.gradient is None:
             continue
@@ -132,7 +132,7 @@ def _parameters(
         reads[reader].append(name)
         produces[producer].append(name)
     sizes = [gradient.size_bytes for _, _, gradient in found]
-    return reads, produces, [Parameter(n, s) for n, s in zip(called, sizes, strict=True)]
+    return reads, produces, [GraphParameter(n, s) for n, s in zip(called, sizes, strict=True)]
 
 
 def _position(shape: str, shapes: Sequence[str]) -> int:
@@ -143,14 +143,14 @@ def _position(shape: str, shapes: Sequence[str]) -> int:
 
 
 @dataclass
-class _Event:
+class _TraceEvent:
     name: str
     begin_us: float
     duration_us: float
     thread: Any
     is_op: bool
     args: Mapping[str, Any]
-    inside: list[_Event] = field(default_factory=list)
+    inside: list[_TraceEvent] = field(default_factory=list)
 
     @property
     def end_us(self) -> float:
@@ -161,18 +161,18 @@ class _Event:
         number = self.args.get("Sequence number")
         return number if isinstance(number, int) and number >= 0 else None
 
-    def all(self) -> Iterator[_Event]:
+    def all(self) -> Iterator[_TraceEvent]:
         yield self
         for event in self.inside:
             yield from event.all()
 
 
-class _Trace:
+class _ChromeTrace:
     """Steps with their events, and the kernels that ops started on a device."""
 
     def __init__(self, content: Sequence[Any]) -> None:
         self.kernels: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
-        by_thread: defaultdict[Any, list[_Event]] = defaultdict(list)
+        by_thread: defaultdict[Any, list[_TraceEvent]] = defaultdict(list)
         for each in content:
             if not isinstance(each, Mapping) or each.get("ph") != "X":
                 continue
@@ -184,7 +184,7 @@ class _Trace:
                 thread = (each.get("pid"), each.get("tid"))
                 begin_us, duration_us = _us(each, "ts"), _us(each, "dur")
                 by_thread[thread].append(
-                    _Event(str(each.get("name")), begin_us, duration_us, thread,
+                    _TraceEvent(str(each.get("name")), begin_us, duration_us, thread,
                            category == "cpu_op", args)
                 )  # fmt: skip
         roots = {thread: _nested(events) for thread, events in by_thread.items()}
@@ -212,10 +212,10 @@ class _Trace:
         self.main_stream = streams.most_common(1)[0][0] if streams else "compute"
 
 
-def _nested(events: list[_Event]) -> list[_Event]:
+def _nested(events: list[_TraceEvent]) -> list[_TraceEvent]:
     """Nests the events of one thread into trees by their times."""
-    roots: list[_Event] = []
-    above: list[_Event] = []
+    roots: list[_TraceEvent] = []
+    above: list[_TraceEvent] = []
     for event in sorted(events, key=lambda e: (e.begin_us, -e.duration_us, _id(e))):
         while above and above[-1].end_us <= event.begin_us:
             above.pop()
@@ -224,7 +224,7 @@ def _nested(events: list[_Event]) -> list[_Event]:
     return roots
 
 
-def _id(event: _Event) -> int:
+def _id(event: _TraceEvent) -> int:
     number = event.args.get("External id", 0)
     return number if isinstance(number, int) else 0
 
@@ -233,7 +233,7 @@ def _id(event: _Event) -> int:
 
 
 @dataclass(frozen=True)
-class _Gradient:
+class _AccumulatedGradient:
     """The input of one AccumulateGrad."""
 
     shape: str
@@ -257,11 +257,11 @@ class _Unit:
     seconds: float
     sequences: tuple[int, ...] = ()
     shapes: tuple[str, ...] = ()
-    gradient: _Gradient | None = None
+    gradient: _AccumulatedGradient | None = None
     node: int = -1
 
 
-def _units_of(step: _Event, trace: _Trace) -> list[_Unit]:
+def _units_of(step: _TraceEvent, trace: _ChromeTrace) -> list[_Unit]:
     units: list[_Unit] = []
     last_node: dict[Any, int] = {}  # by thread: sequence number of its last backward node
     for event, phase in _ops(step.inside, "forward"):
@@ -283,7 +283,7 @@ def _units_of(step: _Event, trace: _Trace) -> list[_Unit]:
     return units
 
 
-def _ops(events: Iterable[_Event], phase: Phase) -> Iterator[tuple[_Event, Phase]]:
+def _ops(events: Iterable[_TraceEvent], phase: Phase) -> Iterator[tuple[_TraceEvent, Phase]]:
     """Events that become ops: ops with at most one autograd node, and backward nodes."""
     for event in events:
         if event.name.startswith(_LEFT_OUT):
@@ -297,7 +297,7 @@ def _ops(events: Iterable[_Event], phase: Phase) -> Iterator[tuple[_Event, Phase
             yield from _ops(event.inside, "update" if updates else phase)
 
 
-def _is_composed(event: _Event) -> bool:
+def _is_composed(event: _TraceEvent) -> bool:
     """Whether autograd records the inner ops instead of the op itself."""
     mine = event.sequence
     inside = (e for child in event.inside for e in child.all())
@@ -307,7 +307,7 @@ def _is_composed(event: _Event) -> bool:
     )
 
 
-def _time(event: _Event, trace: _Trace) -> tuple[str, float]:
+def _time(event: _TraceEvent, trace: _ChromeTrace) -> tuple[str, float]:
     """Resource that an op occupies, and for how many seconds."""
     if not trace.kernels:
         return "compute", event.duration_us / 1e6
@@ -318,7 +318,7 @@ def _time(event: _Event, trace: _Trace) -> tuple[str, float]:
     return max(by_stream.items(), key=lambda item: item[1])[0], math.fsum(by_stream.values())
 
 
-def _gradient(event: _Event) -> _Gradient:
+def _gradient(event: _TraceEvent) -> _AccumulatedGradient:
     args = next((e.args for e in event.inside if e.name == _ACCUMULATE), event.args)
     dimensions, types = args.get("Input Dims"), args.get("Input type")
     if not dimensions or not types:
@@ -328,7 +328,7 @@ def _gradient(event: _Event) -> _Gradient:
         raise InvalidUsage(
             f"a gradient has elements of type {kind!r}; known are {', '.join(_ELEMENT_BYTES)}"
         )
-    return _Gradient(_text(shape), math.prod(shape) * _ELEMENT_BYTES[kind])
+    return _AccumulatedGradient(_text(shape), math.prod(shape) * _ELEMENT_BYTES[kind])
 
 
 def _text(shape: Sequence[Any]) -> str:

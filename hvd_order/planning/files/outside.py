@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hvd_order.planning.files.profile import Profile
-from hvd_order.planning.graph.graph import Graph, Op
+from hvd_order.planning.graph.graph import Graph, GraphOp
 
 __all__ = ["OUTSIDE", "is_outside", "outside_line"]
 
@@ -15,7 +15,7 @@ _WORTH_A_LINE = 0.05  # part of the step
 _MOST_PLACES = 3
 
 
-def is_outside(op: Op) -> bool:
+def is_outside(op: GraphOp) -> bool:
     """Whether an op stands for time outside of operators: numpy, an extension, Python, a wait."""
     return op.name.rpartition("/")[2].partition("#")[0] == OUTSIDE
 

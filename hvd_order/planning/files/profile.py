@@ -18,7 +18,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.plan.parameter import parameter_from
 from hvd_order.planning.files.profiled_servers import costs_from, document_of
-from hvd_order.planning.graph.graph import Graph, Op, Parameter, Phase
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter, Phase
 from hvd_order.servers.costs import ServerCosts
 
 __all__ = [
@@ -131,8 +131,8 @@ class Profile:
 
     model: str
     machine: Mapping[str, str]
-    parameters: tuple[Parameter, ...]
-    ops: tuple[Op, ...]
+    parameters: tuple[GraphParameter, ...]
+    ops: tuple[GraphOp, ...]
     timings: Mapping[str, Timing]
     link: MeasuredLink | None = None
     clock: Clock = "wall"
@@ -239,7 +239,7 @@ def _profile(top: Fields) -> Profile:
     )
 
 
-def _op(content: Any, number: int) -> tuple[Op, Timing]:
+def _op(content: Any, number: int) -> tuple[GraphOp, Timing]:
     fields = Fields(content, f"op {number}")
     runs = fields.take("runs", int)
     low, median, spread = (fields.take(k, float) for k in ("minimum_s", "median_s", "spread_s"))
@@ -250,7 +250,7 @@ def _op(content: Any, number: int) -> tuple[Op, Timing]:
         timing = Timing(runs, low, median, spread, tuple(seconds))
     except InvalidUsage as error:
         raise InvalidUsage(f"{fields.where}: {error}") from None
-    op = Op(
+    op = GraphOp(
         fields.take("name", str),
         timing.minimum_s,
         fields.names("inputs"),

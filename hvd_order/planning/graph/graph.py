@@ -16,15 +16,15 @@ from itertools import compress, count
 from typing import Literal
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.plan.parameter import Parameter, check_parameters, check_unique
+from hvd_order.base.plan.parameter import GraphParameter, check_parameters, check_unique
 
-__all__ = ["Graph", "Op", "Parameter", "Phase", "bits", "members"]
+__all__ = ["Graph", "GraphOp", "GraphParameter", "Phase", "bits", "members"]
 
 Phase = Literal["forward", "backward", "update"]
 
 
 @dataclass(frozen=True)
-class Op:
+class GraphOp:
     """A computation that occupies a resource.
 
     Attributes:
@@ -59,8 +59,8 @@ class Graph:
             other in a circle. The message names the op.
     """
 
-    parameters: tuple[Parameter, ...]
-    ops: tuple[Op, ...]
+    parameters: tuple[GraphParameter, ...]
+    ops: tuple[GraphOp, ...]
 
     def __post_init__(self) -> None:
         check_parameters(self.parameters)
@@ -136,7 +136,7 @@ def members(mask: int) -> list[int]:
 _TO_BITS = bytes.maketrans(b"01", b"\0\1")
 
 
-def _check_values(parameters: Sequence[Parameter], ops: Sequence[Op]) -> None:
+def _check_values(parameters: Sequence[GraphParameter], ops: Sequence[GraphOp]) -> None:
     known_ops = {op.name for op in ops}
     known_parameters = {parameter.name for parameter in parameters}
     for op in ops:
@@ -156,7 +156,7 @@ def _check_values(parameters: Sequence[Parameter], ops: Sequence[Op]) -> None:
                     )
 
 
-def _behind_inputs(ops: Sequence[Op]) -> tuple[Op, ...]:
+def _behind_inputs(ops: Sequence[GraphOp]) -> tuple[GraphOp, ...]:
     """Topological order; among ops whose inputs are placed, the first listed one is next."""
     position = {op.name: i for i, op in enumerate(ops)}
     missing = [len(set(op.inputs)) for op in ops]
@@ -179,7 +179,7 @@ def _behind_inputs(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(ordered)
 
 
-def _circle(ops: Sequence[Op]) -> list[str]:
+def _circle(ops: Sequence[GraphOp]) -> list[str]:
     """Names along a circle of inputs; the ops contain at least one."""
     left = {op.name: op for op in ops}
     while True:  # an op that waits for no remaining op is in no circle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 
 __all__ = ["chain"]
 
@@ -17,9 +17,9 @@ def chain(
     ops = []
     last: tuple[str, ...] = ()
     for i in range(count):
-        ops.append(Op(f"f{i}", forward_s[i], last, reads=(f"w{i}",)))
+        ops.append(GraphOp(f"f{i}", forward_s[i], last, reads=(f"w{i}",)))
         last = (f"f{i}",)
     for i in reversed(range(count)):
-        ops.append(Op(f"b{i}", backward_s[i], last, produces=(f"w{i}",), phase="backward"))
+        ops.append(GraphOp(f"b{i}", backward_s[i], last, produces=(f"w{i}",), phase="backward"))
         last = (f"b{i}",)
-    return Graph(tuple(Parameter(f"w{i}", size_bytes[i]) for i in range(count)), tuple(ops))
+    return Graph(tuple(GraphParameter(f"w{i}", size_bytes[i]) for i in range(count)), tuple(ops))

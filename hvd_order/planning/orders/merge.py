@@ -17,7 +17,7 @@ from itertools import accumulate
 from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
-from hvd_order.planning.orders.slicing import Part, Slice
+from hvd_order.planning.orders.slicing import PlannedSlice, SlicePart
 from hvd_order.planning.steps.program import gradient_transfers
 
 __all__ = ["best_merge", "merge_best", "merge_pairs", "mg_wfbp"]
@@ -82,7 +82,7 @@ def merge_best(ready_s: Sequence[float], size_bytes: Sequence[int], link: LinkMo
     return groups[::-1]
 
 
-def mg_wfbp(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
+def mg_wfbp(graph: Graph, link: LinkModel, priorities: Priorities) -> list[PlannedSlice]:
     """The messages of :func:`merge_pairs`, in order of arrival.
 
     Args:
@@ -92,7 +92,7 @@ def mg_wfbp(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice
     return _messages(graph, link, merge_pairs)
 
 
-def best_merge(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
+def best_merge(graph: Graph, link: LinkModel, priorities: Priorities) -> list[PlannedSlice]:
     """The messages of :func:`merge_best`, in order of arrival.
 
     Args:
@@ -106,7 +106,7 @@ def _messages(
     graph: Graph,
     link: LinkModel,
     merge: Callable[[Sequence[float], Sequence[int], LinkModel], Groups],
-) -> list[Slice]:
+) -> list[PlannedSlice]:
     arriving = sorted(gradient_transfers(graph), key=lambda transfer: transfer.release_s)
     groups = merge(
         [transfer.release_s for transfer in arriving],
@@ -114,6 +114,8 @@ def _messages(
         link,
     )
     return [
-        Slice(tuple(Part(arriving[i].name, 0, arriving[i].size_bytes) for i in group), number)
+        PlannedSlice(
+            tuple(SlicePart(arriving[i].name, 0, arriving[i].size_bytes) for i in group), number
+        )
         for number, group in enumerate(groups)
     ]

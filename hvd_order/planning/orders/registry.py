@@ -12,7 +12,7 @@ from hvd_order.planning.orders.baselines import arrival, random_order
 from hvd_order.planning.orders.due_date import due_date
 from hvd_order.planning.orders.merge import best_merge, mg_wfbp
 from hvd_order.planning.orders.search import search
-from hvd_order.planning.orders.slicing import Slice, p3, whole_tensors
+from hvd_order.planning.orders.slicing import PlannedSlice, p3, whole_tensors
 from hvd_order.planning.orders.tac import tac
 from hvd_order.planning.orders.tic import tic
 
@@ -28,7 +28,7 @@ ORDERS: dict[str, Callable[[Graph, LinkModel], Priorities]] = {
 }
 """Heuristics for the order of transfers."""
 
-SLICINGS: dict[str, Callable[[Graph, LinkModel, Priorities], list[Slice]]] = {
+SLICINGS: dict[str, Callable[[Graph, LinkModel, Priorities], list[PlannedSlice]]] = {
     "best_merge": best_merge,
     "mg_wfbp": mg_wfbp,
     "p3": p3,
@@ -48,7 +48,7 @@ def order(name: str, graph: Graph, link: LinkModel) -> Priorities:
     return ORDERS[name](graph, link)
 
 
-def slices(name: str, graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
+def slices(name: str, graph: Graph, link: LinkModel, priorities: Priorities) -> list[PlannedSlice]:
     """Slices of all gradients by the named rule.
 
     Raises:

@@ -9,14 +9,14 @@ from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
 
-__all__ = ["P3_SLICE_BYTES", "Part", "Slice", "p3", "whole_tensors"]
+__all__ = ["P3_SLICE_BYTES", "PlannedSlice", "SlicePart", "p3", "whole_tensors"]
 
 P3_SLICE_BYTES = 200_000
 """Slice size of P3: 50,000 parameters of 4 bytes, the best on the authors' four hosts."""
 
 
 @dataclass(frozen=True)
-class Part:
+class SlicePart:
     """Byte range of one parameter's gradient."""
 
     parameter: str
@@ -25,14 +25,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slice:
+class PlannedSlice:
     """The unit of transfer; an issued slice is not interrupted.
 
     Attributes:
         priority: 0 goes first; equal priorities in any order.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SlicePart, ...]
     priority: int
 
     @property
@@ -41,7 +41,7 @@ class Slice:
         return sum(part.size_bytes for part in self.parts)
 
 
-def whole_tensors(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
+def whole_tensors(graph: Graph, link: LinkModel, priorities: Priorities) -> list[PlannedSlice]:
     """One slice for each gradient: TicTac, and DDP without buckets."""
     del link
     return _cut(graph, priorities, max((1, *(p.size_bytes for p in graph.parameters))))
@@ -49,7 +49,7 @@ def whole_tensors(graph: Graph, link: LinkModel, priorities: Priorities) -> list
 
 def p3(
     graph: Graph, link: LinkModel, priorities: Priorities, slice_bytes: int = P3_SLICE_BYTES
-) -> list[Slice]:
+) -> list[PlannedSlice]:
     """Cuts large gradients into slices of equal size; small ones are one slice each.
 
     A slice has the priority of its tensor.
@@ -67,9 +67,11 @@ def p3(
     return _cut(graph, priorities, slice_bytes)
 
 
-def _cut(graph: Graph, priorities: Priorities, slice_bytes: int) -> list[Slice]:
+def _cut(graph: Graph, priorities: Priorities, slice_bytes: int) -> list[PlannedSlice]:
     return [
-        Slice((Part(p.name, at, min(slice_bytes, p.size_bytes - at)),), priorities[p.name])
+        PlannedSlice(
+            (SlicePart(p.name, at, min(slice_bytes, p.size_bytes - at)),), priorities[p.name]
+        )
         for p, producers in zip(graph.parameters, graph.producers, strict=True)
         if producers
         for at in range(0, p.size_bytes, slice_bytes) or (0,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.steps.program import first_uses
 
 __all__ = ["condensed", "with_wire_sizes"]
@@ -51,7 +51,7 @@ def condensed(graph: Graph) -> Graph:
     for group in groups:
         first_op, last_op = graph.ops[group[0]], graph.ops[group[-1]]
         ops.append(
-            Op(
+            GraphOp(
                 first_op.name,
                 math.fsum(graph.ops[i].duration_s for i in group),
                 reads=tuple(waits[group[0]]),
@@ -69,7 +69,7 @@ def with_wire_sizes(graph: Graph) -> Graph:
     A gradient's place is aligned and ends with its use flag, one element.
     """
 
-    def on_wire(parameter: Parameter) -> Parameter:
+    def on_wire(parameter: GraphParameter) -> GraphParameter:
         places = parameter.size_bytes // _PLACE_BYTES + 1
         return replace(parameter, size_bytes=_PLACE_BYTES * places)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.profile import MeasuredLink
-from hvd_order.planning.predict.simulate import AllReduce
+from hvd_order.planning.predict.simulate import AllReduceScenario
 from hvd_order.planning.predict.units import rate_text
 
 __all__ = [
@@ -99,9 +99,9 @@ class Network:
         link = replace(self.link, latency_s=2 * (self.ranks - 1) * latency_s)
         return replace(self, link=link, message_latency_s=latency_s)
 
-    def all_reduce(self) -> AllReduce:
+    def all_reduce(self) -> AllReduceScenario:
         """Returns the network for the simulator."""
-        return AllReduce(
+        return AllReduceScenario(
             self.link.latency_s,
             self.link.seconds_per_byte,
             self.link.slice_cost_s,

@@ -11,12 +11,12 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.slice_settings import PolicyName, SliceSettings
 
 __all__ = [
-    "AllReduce",
-    "Op",
-    "Parameter",
-    "ParameterServers",
-    "Schedule",
-    "Workload",
+    "AllReduceScenario",
+    "ScenarioOp",
+    "ScenarioParameter",
+    "ServerScenario",
+    "StepWorkload",
+    "TransferSchedule",
     "ddp",
     "named",
 ]
@@ -50,7 +50,7 @@ def named(what: str, name: str, values: Mapping[str, T]) -> T:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ScenarioParameter:
     """A parameter; its number is its place in the list, which is in consumption order.
 
     Attributes:
@@ -66,7 +66,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Op:
+class ScenarioOp:
     """One operator of a step.
 
     Attributes:
@@ -87,10 +87,10 @@ class Op:
     stream: int = 0
 
 
-class Workload:
+class StepWorkload:
     """Computation of one rank in a step: a graph of ops over parameters. Immutable."""
 
-    def __init__(self, ops: Sequence[Op], parameters: Sequence[Parameter]) -> None:
+    def __init__(self, ops: Sequence[ScenarioOp], parameters: Sequence[ScenarioParameter]) -> None:
         """Takes ops in program order.
 
         Raises:
@@ -114,33 +114,33 @@ class Workload:
         backward_s: Sequence[float],
         size_bytes: Sequence[Sequence[int]],
         update_s_per_byte: float = 0.0,
-    ) -> Workload:
+    ) -> StepWorkload:
         """A chain of layers: forward in this order, backward in reverse.
 
         Args:
             size_bytes: sizes of each layer's parameters; a layer may have none.
         """
-        forward: list[Op] = []
-        backward: list[Op] = []
-        parameters: list[Parameter] = []
+        forward: list[ScenarioOp] = []
+        backward: list[ScenarioOp] = []
+        parameters: list[ScenarioParameter] = []
         count = len(names)
         for i, (name, forth, back, sizes) in enumerate(
             zip(names, forward_s, backward_s, size_bytes, strict=True)
         ):
             mine = range(len(parameters), len(parameters) + len(sizes))
             parameters += [
-                Parameter(
+                ScenarioParameter(
                     name if len(sizes) == 1 else f"{name}.{k}", size, size * update_s_per_byte
                 )
                 for k, size in enumerate(sizes)
             ]
-            forward.append(Op(f"{name} forward", forth, [i - 1] if i else [], reads=mine))
+            forward.append(ScenarioOp(f"{name} forward", forth, [i - 1] if i else [], reads=mine))
             inputs = [2 * count - 2 - i if i < count - 1 else count - 1]
-            backward.append(Op(f"{name} backward", back, inputs, produces=mine))
+            backward.append(ScenarioOp(f"{name} backward", back, inputs, produces=mine))
         return cls([*forward, *reversed(backward)], parameters)
 
     @classmethod
-    def _of(cls, native: _core.SimulatedWorkload) -> Workload:
+    def _of(cls, native: _core.SimulatedWorkload) -> StepWorkload:
         made = cls.__new__(cls)
         made.native = native
         return made
@@ -158,7 +158,7 @@ class Workload:
         """
         return self.native.layout(slice_bytes, split)
 
-    def merged(self, groups: Sequence[Sequence[int]]) -> Workload:
+    def merged(self, groups: Sequence[Sequence[int]]) -> StepWorkload:
         """Merges gradients that travel together (MG-WFBP, DDP's buckets).
 
         Args:
@@ -168,7 +168,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduceScenario:
     """Cost of an all-reduce of one slice.
 
     Alone it takes ``latency_s + slice_cost_s + bytes * seconds_per_byte``. The latency overlaps
@@ -189,7 +189,7 @@ class AllReduce:
     lanes: int = 0
 
     @classmethod
-    def ring(cls, ranks: int, latency_s: float, bytes_per_s: float) -> AllReduce:
+    def ring(cls, ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceScenario:
         """2 (n - 1) messages deep; each rank sends 2 (n - 1) / n of the bytes.
 
         Args:
@@ -199,12 +199,12 @@ class AllReduce:
         return cls._of(_core.ring_all_reduce(ranks, latency_s, bytes_per_s))
 
     @classmethod
-    def tree(cls, ranks: int, latency_s: float, bytes_per_s: float) -> AllReduce:
+    def tree(cls, ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceScenario:
         """Two binary trees: 2 log2(n) messages deep, as many bytes as a ring."""
         return cls._of(_core.tree_all_reduce(ranks, latency_s, bytes_per_s))
 
     @classmethod
-    def _of(cls, cost: _core.AllReduceCost) -> AllReduce:
+    def _of(cls, cost: _core.AllReduceCost) -> AllReduceScenario:
         return cls(
             cost.latency_s,
             cost.seconds_per_byte,
@@ -213,7 +213,7 @@ class AllReduce:
             cost.lanes,
         )
 
-    def native(self, schedule: Schedule) -> _core.AllReduceCost:
+    def native(self, schedule: TransferSchedule) -> _core.AllReduceCost:
         """Converts to the extension's type; the schedule does not affect the cost."""
         del schedule
         return _core.AllReduceCost(
@@ -226,7 +226,7 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class ParameterServers:
+class ServerScenario:
     """Workers push slices to servers, which update them when all have arrived; then workers pull.
 
     Links are full duplex; flows share them max-min fairly. Workers push without agreement.
@@ -253,7 +253,7 @@ class ParameterServers:
     pull_plan: Sequence[int] = ()
     server_of: Sequence[int] = ()
 
-    def native(self, schedule: Schedule) -> _core.ServerNetwork:
+    def native(self, schedule: TransferSchedule) -> _core.ServerNetwork:
         """Converts to the extension's type."""
         credit = self.pull_credit_bytes
         return _core.ServerNetwork(
@@ -272,13 +272,13 @@ class ParameterServers:
 
 
 @dataclass(frozen=True)
-class Schedule(SliceSettings):
+class TransferSchedule(SliceSettings):
     """Slice settings with the order of gradients; agreement "planned" requires that policy.
 
     ``split`` is for steps that are clipped.
 
     Attributes:
-        plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
+        plan: all slices of ``StepWorkload.layout`` in the order to issue them, for "planned".
         control_latency_s: latency of a message of the agreement.
         reservation_lead_s: duration of the link reservation; 0 for none. The engine uses
             ``hvd_order.base.link.slice_settings.reservation_lead_s``.
@@ -304,8 +304,8 @@ class Schedule(SliceSettings):
 
 
 def ddp(
-    workload: Workload, bucket_bytes: int = 25 * 2**20, first_bytes: int | None = None
-) -> tuple[Workload, Schedule]:
+    workload: StepWorkload, bucket_bytes: int = 25 * 2**20, first_bytes: int | None = None
+) -> tuple[StepWorkload, TransferSchedule]:
     """DistributedDataParallel: buckets in the order of backward, all awaited at its end.
 
     Args:
@@ -319,6 +319,6 @@ def ddp(
     buckets = workload.merged(workload.native.buckets(first, bucket_bytes))
     # A layout pads tensors to 16 bytes.
     largest = max((size + 15) // 16 * 16 for size in [64, *buckets.parameter_bytes])
-    whole = Schedule(largest, sum(buckets.parameter_bytes) + 16 * largest, "planned", "planned",
-                     cross_iteration=False)  # fmt: skip
+    credit = sum(buckets.parameter_bytes) + 16 * largest
+    whole = TransferSchedule(largest, credit, "planned", "planned", cross_iteration=False)
     return buckets, replace(whole, plan=range(len(buckets.parameter_bytes)))

@@ -19,11 +19,11 @@ from hvd_order.base.link.slice_settings import (
     reservation_lead_s,
     rounded_settings,
 )
-from hvd_order.planning.graph.graph import Graph, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphParameter
 from hvd_order.planning.orders.registry import order
 from hvd_order.planning.predict.condensed import condensed, with_wire_sizes
 from hvd_order.planning.predict.network import Network
-from hvd_order.planning.predict.simulate import Schedule, Workload, ddp, simulate
+from hvd_order.planning.predict.simulate import StepWorkload, TransferSchedule, ddp, simulate
 from hvd_order.planning.predict.workload import workload_of
 
 __all__ = [
@@ -102,7 +102,7 @@ class SettingSearch:
         self.threads: ThreadPoolExecutor
         self._found: dict[Setting, tuple[int, float]] = {}  # steps, step time
 
-    def work(self, order_name: str) -> Workload:
+    def work(self, order_name: str) -> StepWorkload:
         """The workload at the recorded pace."""
         return self._works[order_name][1.0]
 
@@ -203,16 +203,16 @@ class SettingSearch:
             for buckets, schedule in map(ddp, self._works[DEFAULT_ORDER].values())
         )
 
-    def _simulated_s(self, work: Workload, schedule: Schedule, steps: int) -> float:
+    def _simulated_s(self, work: StepWorkload, schedule: TransferSchedule, steps: int) -> float:
         link = self.network.all_reduce()
         return simulate(
             work, link, schedule,
             ranks=self.network.ranks, steps=steps, clipped=self.clipped,
         ).steady_s  # fmt: skip
 
-    def _schedule(self, setting: Setting) -> Schedule:
+    def _schedule(self, setting: Setting) -> TransferSchedule:
         settings = setting.slice_settings
-        return Schedule(
+        return TransferSchedule(
             settings.slice_bytes,
             settings.credit_bytes,
             settings.policy,
@@ -242,10 +242,10 @@ def _at_pace(graph: Graph, pace: float) -> Graph:
     )
 
 
-def _orders(graph: Graph, network: Network) -> dict[str, list[Parameter]]:
+def _orders(graph: Graph, network: Network) -> dict[str, list[GraphParameter]]:
     """Parameters that travel, the most urgent first, by each heuristic with a distinct order."""
     travel = [p for p, makers in zip(graph.parameters, graph.producers, strict=True) if makers]
-    orders: dict[str, list[Parameter]] = {}
+    orders: dict[str, list[GraphParameter]] = {}
     for name in ORDERS:
         priorities = order(name, graph, network.link)
         found = sorted(travel, key=lambda parameter: priorities[parameter.name])

@@ -1,8 +1,9 @@
 """Simulates training steps with the scheduler and agreements that real runs use.
 
-A ``Workload`` is the computation of one rank, a network (``AllReduce`` or ``ParameterServers``) the
-cost of transfers, and a ``Schedule`` their order and slices (scenario.py). ``simulate`` combines
-them into a ``Simulated`` (simulated.py). docs/simulator.md describes the model and its limits.
+A ``StepWorkload`` is the computation of one rank, a network (``AllReduceScenario`` or
+``ServerScenario``) the cost of transfers, and a ``TransferSchedule`` their order and slices
+(scenario.py). ``simulate`` combines them into a ``Simulated`` (simulated.py).
+docs/simulator.md describes the model and its limits.
 """
 
 from __future__ import annotations
@@ -12,35 +13,35 @@ from typing import Literal
 
 from hvd_order._native import _core
 from hvd_order.planning.predict.scenario import (
-    AllReduce,
-    Op,
-    Parameter,
-    ParameterServers,
-    Schedule,
-    Workload,
+    AllReduceScenario,
+    ScenarioOp,
+    ScenarioParameter,
+    ServerScenario,
+    StepWorkload,
+    TransferSchedule,
     ddp,
     named,
 )
 from hvd_order.planning.predict.simulated import (
-    AgreementTraffic,
     OpTimes,
     Simulated,
+    SimulatedAgreement,
+    SimulatedUpdate,
     SliceTimes,
-    UpdateTimes,
 )
 
 __all__ = [
-    "AgreementTraffic",
-    "AllReduce",
-    "Op",
+    "AllReduceScenario",
     "OpTimes",
-    "Parameter",
-    "ParameterServers",
-    "Schedule",
+    "ScenarioOp",
+    "ScenarioParameter",
+    "ServerScenario",
     "Simulated",
+    "SimulatedAgreement",
+    "SimulatedUpdate",
     "SliceTimes",
-    "UpdateTimes",
-    "Workload",
+    "StepWorkload",
+    "TransferSchedule",
     "ddp",
     "simulate",
 ]
@@ -49,9 +50,9 @@ _ORDERS = {"program": True, "ready": False}
 
 
 def simulate(
-    workload: Workload,
-    network: AllReduce | ParameterServers,
-    schedule: Schedule | None = None,
+    workload: StepWorkload,
+    network: AllReduceScenario | ServerScenario,
+    schedule: TransferSchedule | None = None,
     *,
     ranks: int | Sequence[float] = 2,
     steps: int = 10,
@@ -64,7 +65,7 @@ def simulate(
     """Trains for some steps in virtual time. Equal input gives bitwise equal results.
 
     Args:
-        schedule: None for the defaults of ``Schedule``.
+        schedule: None for the defaults of ``TransferSchedule``.
         ranks: number of ranks of equal speed, or a time factor for each rank.
         recorded: number of last steps whose times of ops and slices are kept.
         order: "program": a stream runs its ops as listed and waits for each (eager frameworks);
@@ -83,7 +84,7 @@ def simulate(
         InvalidUsage: the scenario is impossible or deadlocks; the message names the op and the
             slice that wait.
     """
-    schedule = schedule or Schedule()
+    schedule = schedule or TransferSchedule()
     native = _core.simulate(
         workload.native,
         network.native(schedule),

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hvd_order._native import _core
-from hvd_order.planning.predict.scenario import Workload
+from hvd_order.planning.predict.scenario import StepWorkload
 
-__all__ = ["AgreementTraffic", "OpTimes", "Simulated", "SliceTimes", "UpdateTimes"]
+__all__ = ["OpTimes", "Simulated", "SimulatedAgreement", "SimulatedUpdate", "SliceTimes"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class OpTimes:
 
 
 @dataclass(frozen=True)
-class UpdateTimes:
+class SimulatedUpdate:
     """Times of one update; ``parameter`` None means all parameters at the end of a step."""
 
     stream: int
@@ -67,7 +67,7 @@ class SliceTimes:
 
 
 @dataclass(frozen=True)
-class AgreementTraffic:
+class SimulatedAgreement:
     """Messages of one rank's half of the order agreement in a step, and the slices in them."""
 
     sent_messages: float
@@ -92,7 +92,7 @@ class Simulated:
     end_s: float
     steps: int
     recorded: int
-    _workload: Workload = field(repr=False)
+    _workload: StepWorkload = field(repr=False)
     _layout: _core.SliceLayout = field(repr=False)
     _native: _core.SimulationResult = field(repr=False)
 
@@ -106,10 +106,10 @@ class Simulated:
         """Bytes that each rank sent in a step."""
         return self._native.sent_bytes / self.steps
 
-    def agreement(self) -> list[AgreementTraffic]:
+    def agreement(self) -> list[SimulatedAgreement]:
         """Messages in a step of each simulated half; by rank if all are (``every_agreement``)."""
         return [
-            AgreementTraffic(*(count / self.steps for count in half))
+            SimulatedAgreement(*(count / self.steps for count in half))
             for half in self._native.agreement
         ]
 
@@ -141,9 +141,9 @@ class Simulated:
             [OpTimes(name, *times) for name, times in zip(names, row, strict=True)] for row in rows
         ]
 
-    def updates(self, device: int = 0) -> list[UpdateTimes]:
+    def updates(self, device: int = 0) -> list[SimulatedUpdate]:
         """Updates in the recorded steps, in order of their ends."""
-        return [UpdateTimes(*times) for times in self._native.devices[device].updates]
+        return [SimulatedUpdate(*times) for times in self._native.devices[device].updates]
 
     def slices(self) -> list[list[SliceTimes]]:
         """Times of slices, by recorded step and slice; the last step's slices end after it."""

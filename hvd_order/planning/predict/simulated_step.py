@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from hvd_order.planning.graph.graph import Phase
 from hvd_order.planning.predict.simulate import Simulated, SliceTimes
-from hvd_order.planning.steps.efficiency import Overlap, Span, busy_s, overlap_of
+from hvd_order.planning.steps.efficiency import OverlapEfficiency, Span, busy_s, overlap_of
 
-__all__ = ["RECORDED", "Busy", "Idle", "Sent", "Step", "Wait", "step_of"]
+__all__ = ["RECORDED", "Busy", "Idle", "Sent", "SimulatedStep", "Wait", "step_of"]
 
 RECORDED = 3
 """Number of steps to record for `step_of`."""
@@ -91,7 +91,7 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """One steady step of rank 0.
 
     Attributes:
@@ -110,7 +110,7 @@ class Step:
     sent: list[Sent]
     waits: list[Wait]
     idle: list[Idle]
-    overlap: Overlap
+    overlap: OverlapEfficiency
 
     @property
     def compute_s(self) -> float:
@@ -128,7 +128,9 @@ class Step:
         return math.fsum(idle.length_s for idle in self.idle)
 
 
-def step_of(result: Simulated, title: str, phases: dict[str, Phase], awaits_all: bool) -> Step:
+def step_of(
+    result: Simulated, title: str, phases: dict[str, Phase], awaits_all: bool
+) -> SimulatedStep:
     """The last recorded step but one: its transfers end in the last.
 
     Args:
@@ -178,7 +180,7 @@ def step_of(result: Simulated, title: str, phases: dict[str, Phase], awaits_all:
     waits = [wait for wait in waits if wait.length_s > 0]
     spans = [Span("compute", each.name, each.begin_s, each.end_s) for each in busy]
     spans += [Span(name, name, *each) for name, intervals in links.items() for each in intervals]
-    return Step(
+    return SimulatedStep(
         title,
         step_s,
         busy,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.slice_settings import SliceSettings, best_settings
-from hvd_order.base.plan.plan_file import Candidate, Plan
+from hvd_order.base.plan.plan_file import Plan, PlanCandidate
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.planning.bounds.clipped_bound import clipped_program_optimum_s
 from hvd_order.planning.graph.graph import Graph
@@ -210,7 +210,7 @@ def _plan(
         network.link,
         setting.order,
         tuple(travelling),
-        tuple(Candidate(each.setting.slice_settings, each.step_s) for each in candidates),
+        tuple(PlanCandidate(each.setting.slice_settings, each.step_s) for each in candidates),
         bound_s,
         idle=tuple(p for p in graph.parameters if p not in set(travelling)),
         issue_order=names,

@@ -19,15 +19,15 @@ from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.scenario import named
 from hvd_order.planning.predict.simulate import (
-    AllReduce,
-    ParameterServers,
-    Schedule,
+    AllReduceScenario,
+    ServerScenario,
     Simulated,
-    Workload,
+    StepWorkload,
+    TransferSchedule,
     ddp,
     simulate,
 )
-from hvd_order.planning.predict.simulated_step import RECORDED, Step, step_of
+from hvd_order.planning.predict.simulated_step import RECORDED, SimulatedStep, step_of
 from hvd_order.planning.predict.workload import workload_of
 
 __all__ = ["WayName", "WhatIf"]
@@ -39,11 +39,11 @@ _QUICK_STEPS = 8
 
 
 @dataclass(frozen=True)
-class _Way:
+class _StepVariant:
     title: str
-    work: Workload
-    network: AllReduce | ParameterServers
-    schedule: Schedule
+    work: StepWorkload
+    network: AllReduceScenario | ServerScenario
+    schedule: TransferSchedule
 
 
 class WhatIf:
@@ -127,7 +127,7 @@ class WhatIf:
             times.get("split"),
         )
 
-    def step(self, name: WayName) -> Step:
+    def step(self, name: WayName) -> SimulatedStep:
         """A steady step, sent in one of the ways.
 
         Raises:
@@ -137,7 +137,7 @@ class WhatIf:
         result = self._played(way, _STEPS, RECORDED)
         return step_of(result, way.title, self._phases, not way.schedule.cross_iteration)
 
-    def _played(self, way: _Way, steps: int, recorded: int) -> Simulated:
+    def _played(self, way: _StepVariant, steps: int, recorded: int) -> Simulated:
         return simulate(
             way.work, way.network, way.schedule,
             ranks=self.network.ranks, steps=steps, recorded=recorded, clipped=self.clipped,
@@ -150,47 +150,56 @@ class WhatIf:
             raise InvalidUsage("one worker has no measured bandwidth; give --bandwidth")
         return rate
 
-    def _ways(self) -> Iterator[tuple[WayName, _Way]]:
+    def _ways(self) -> Iterator[tuple[WayName, _StepVariant]]:
         link, message_s = self.link, self.network.message_latency_s
         best = best_settings(link, self.size_bytes)
-        order = Schedule(
+        order = TransferSchedule(
             best.slice_bytes,
             best.credit_bytes,
             control_latency_s=message_s,
             reservation_lead_s=reservation_lead_s(link, best),
         )
         fused = arrival_settings(self.size_bytes)
-        arrival = Schedule(
+        arrival = TransferSchedule(
             fused.slice_bytes, fused.credit_bytes, "arrival", control_latency_s=message_s
         )
         sliced = f"in slices of {best.slice_bytes / 2**20:.3g} MiB, what is needed first first"
         if self.servers is None:
             network = self.network.all_reduce()
             buckets, all_awaited = ddp(self._work)
-            yield "today", _Way("as today (DDP)", buckets, network, all_awaited)
+            yield "today", _StepVariant("as today (DDP)", buckets, network, all_awaited)
             if not self.clipped:
-                yield "arrival", _Way("as they come, overlapping", self._work, network, arrival)
-                yield "order", _Way(sliced, self._work, network, order)
+                yield (
+                    "arrival",
+                    _StepVariant("as they come, overlapping", self._work, network, arrival),
+                )
+                yield "order", _StepVariant(sliced, self._work, network, order)
                 return
             awaited = replace(arrival, cross_iteration=False)
-            yield "arrival", _Way("as they come, all awaited", self._work, network, awaited)
+            yield "arrival", _StepVariant("as they come, all awaited", self._work, network, awaited)
             awaited = replace(order, cross_iteration=False)
-            yield "order", _Way(f"{sliced}, all awaited", self._work, network, awaited)
+            yield "order", _StepVariant(f"{sliced}, all awaited", self._work, network, awaited)
             lead_s = reservation_lead_s(link, replace(best, split=True))
             halves = replace(order, split=True, reservation_lead_s=lead_s)
-            yield "split", _Way(f"{sliced}, in halves", self._work, network, halves)
+            yield "split", _StepVariant(f"{sliced}, in halves", self._work, network, halves)
             return
         # Whole tensors; all ready tensors go to the servers at once.
         whole = _padded(max(self._work.parameter_bytes))
-        unordered = Schedule(whole, whole + 2 * self.size_bytes, "arrival")
+        unordered = TransferSchedule(whole, whole + 2 * self.size_bytes, "arrival")
         tensors, slices = self._servers(unordered), self._servers(order)
         as_they_come = replace(tensors, pull_policy="arrival")
         later = replace(as_they_come, pull="next_step")
-        yield "today", _Way("as today (pulled by the next step)", self._work, later, unordered)
-        yield "arrival", _Way("as they come, pulled at once", self._work, as_they_come, unordered)
-        yield "order", _Way(sliced, self._work, slices, order)
+        yield (
+            "today",
+            _StepVariant("as today (pulled by the next step)", self._work, later, unordered),
+        )
+        yield (
+            "arrival",
+            _StepVariant("as they come, pulled at once", self._work, as_they_come, unordered),
+        )
+        yield "order", _StepVariant(sliced, self._work, slices, order)
 
-    def _servers(self, schedule: Schedule) -> ParameterServers:
+    def _servers(self, schedule: TransferSchedule) -> ServerScenario:
         """Assigns slices in consumption order to the server with the fewest bytes so far."""
         assert self.servers is not None
         sizes = [piece.size_bytes for piece in self._work.layout(schedule.slice_bytes).slices]
@@ -199,7 +208,7 @@ class WhatIf:
         for size_bytes in sizes:
             places.append(min(range(self.servers), key=loads.__getitem__))
             loads[places[-1]] += size_bytes
-        return ParameterServers(
+        return ServerScenario(
             self.servers, self._rate, self._rate, self.network.message_latency_s, server_of=places
         )
 

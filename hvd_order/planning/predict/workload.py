@@ -8,7 +8,7 @@ from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.orders.due_date import due_date
-from hvd_order.planning.predict.simulate import Op, Parameter, Workload
+from hvd_order.planning.predict.simulate import ScenarioOp, ScenarioParameter, StepWorkload
 
 __all__ = ["consumption_order", "workload_of"]
 
@@ -21,7 +21,7 @@ def consumption_order(graph: Graph) -> list[str]:
     return _in_order(graph, due_date(graph, LinkModel(0.0, 0.0, 0.0)))
 
 
-def workload_of(graph: Graph, priorities: Priorities | None = None) -> Workload:
+def workload_of(graph: Graph, priorities: Priorities | None = None) -> StepWorkload:
     """Converts ops and gradients for the simulator.
 
     The update ops become one update for each parameter, which can follow the arrival of its
@@ -40,9 +40,9 @@ def workload_of(graph: Graph, priorities: Priorities | None = None) -> Workload:
     kept = [op for op in graph.ops if op.phase != "update" or op.produces]
     place = {op.name: i for i, op in enumerate(kept)}
     streams = {name: i for i, name in enumerate(graph.resources)}
-    return Workload(
+    return StepWorkload(
         [
-            Op(
+            ScenarioOp(
                 op.name,
                 op.duration_s if op.phase != "update" else 0.0,
                 [place[name] for name in op.inputs if name in place],
@@ -52,7 +52,7 @@ def workload_of(graph: Graph, priorities: Priorities | None = None) -> Workload:
             )
             for op in kept
         ],
-        [Parameter(name, sizes[name], sizes[name] * update_s_per_byte) for name in names],
+        [ScenarioParameter(name, sizes[name], sizes[name] * update_s_per_byte) for name in names],
     )
 
 

@@ -18,25 +18,25 @@ from dataclasses import dataclass, field, replace
 from hvd_order.planning.files.outside import OUTSIDE
 from hvd_order.planning.files.profile import middle
 from hvd_order.planning.graph.graph import Phase
-from hvd_order.planning.profiling.recording import Call, Mark
+from hvd_order.planning.profiling.recording import Mark, OperatorCall
 
-__all__ = ["Step", "Timed", "with_outside"]
+__all__ = ["ProfiledStep", "TimedOp", "with_outside"]
 
 _HALVINGS = 50
 _DEPENDED_ON = 0.01  # part of the step from which on other ops wait for what was done outside
 
 
 @dataclass
-class Timed:
+class TimedOp:
     """An op of the profile; ``inputs`` are places in the list of all of them."""
 
-    call: Call
+    call: OperatorCall
     inputs: list[int]
     seconds: list[float]
 
 
 @dataclass
-class Step:
+class ProfiledStep:
     """A recorded step."""
 
     marks: Sequence[Mark]
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass
-class _Segment:
+class _StepSegment:
     """Operators and pauses between two places where a step can wait or release a gradient.
 
     Attributes:
@@ -62,8 +62,11 @@ class _Segment:
 
 
 def with_outside(
-    calls: Sequence[Call], steps: Sequence[Step], plain_s: float, before_s: float | None
-) -> list[Timed]:
+    calls: Sequence[OperatorCall],
+    steps: Sequence[ProfiledStep],
+    plain_s: float,
+    before_s: float | None,
+) -> list[TimedOp]:
     """The operators of a step, and ops for the time outside of them.
 
     Args:
@@ -119,14 +122,16 @@ def _keys(marks: Sequence[Mark]) -> list[tuple[object, ...]]:
     return keys
 
 
-def _segments(calls: Sequence[Call], marks: Sequence[Mark], begin: int) -> list[_Segment]:
+def _segments(
+    calls: Sequence[OperatorCall], marks: Sequence[Mark], begin: int
+) -> list[_StepSegment]:
     """Cuts a step where a parameter is first read, a gradient is complete, or a phase ends."""
     by_operators = {name for call in calls if call.phase == "forward" for name in call.reads}
     read: set[str] = set()
-    segments = [_Segment("forward")]
+    segments = [_StepSegment("forward")]
 
     def cut(phase: Phase, reads: tuple[str, ...] = ()) -> None:
-        segments.append(_Segment(phase, reads=reads))
+        segments.append(_StepSegment(phase, reads=reads))
         read.update(reads)
 
     for i in range(begin + 1, len(marks)):
@@ -176,7 +181,7 @@ def _viewed_next(marks: Sequence[Mark], entered: int, names: Sequence[str]) -> b
 
 
 def _level(
-    segments: Sequence[_Segment],
+    segments: Sequence[_StepSegment],
     pauses: Sequence[Sequence[float]],
     weights: Sequence[int],
     lacking_s: float,
@@ -191,7 +196,7 @@ def _level(
 
 
 def _above(
-    segment: _Segment, pauses: Sequence[Sequence[float]], weights: Sequence[int], level_s: float
+    segment: _StepSegment, pauses: Sequence[Sequence[float]], weights: Sequence[int], level_s: float
 ) -> list[float]:
     """In each step, what a segment's pauses are above the level."""
     return [
@@ -200,15 +205,15 @@ def _above(
 
 
 def _merged(
-    calls: Sequence[Call],
+    calls: Sequence[OperatorCall],
     times: Sequence[list[float]],
     marks: Sequence[Mark],
-    segments: Sequence[_Segment],
+    segments: Sequence[_StepSegment],
     outside: Sequence[list[float]],
     depended_on_s: float,
-) -> list[Timed]:
+) -> list[TimedOp]:
     """Puts ops for the time outside between the operators, in program order."""
-    result: list[Timed] = []
+    result: list[TimedOp] = []
     place: dict[int, int] = {}  # of an operator in the result
     last_outside: int | None = None
 
@@ -218,16 +223,16 @@ def _merged(
         if call.new_memory and last_outside is not None:
             inputs.append(last_outside)
         place[number] = len(result)
-        result.append(Timed(call, inputs, list(times[number])))
+        result.append(TimedOp(call, inputs, list(times[number])))
 
-    def add_outside(segment: _Segment, longest: int, seconds: list[float]) -> None:
+    def add_outside(segment: _StepSegment, longest: int, seconds: list[float]) -> None:
         nonlocal last_outside
         name = f"{marks[longest].module}/{OUTSIDE}"
         resource = _resource(calls, marks[longest].call)
-        call = Call(name, segment.phase, resource, [], list(segment.reads))
+        call = OperatorCall(name, segment.phase, resource, [], list(segment.reads))
         if middle(seconds) >= depended_on_s:
             last_outside = len(result)
-        result.append(Timed(call, [len(result) - 1] if result else [], seconds))
+        result.append(TimedOp(call, [len(result) - 1] if result else [], seconds))
 
     in_segments = {number for segment in segments for number in segment.calls}
     for number in range(len(calls)):  # those before the model begins
@@ -260,6 +265,6 @@ def _merged(
     return result
 
 
-def _resource(calls: Sequence[Call], place: int) -> str:
+def _resource(calls: Sequence[OperatorCall], place: int) -> str:
     """What waits for the host there: the resource of the operator behind it."""
     return calls[min(place, len(calls) - 1)].resource if calls else "compute"

@@ -23,10 +23,10 @@ from hvd_order.planning.files.profile import (
     middle,
     unique,
 )
-from hvd_order.planning.graph.graph import Op, Parameter
-from hvd_order.planning.profiling.outside import Step, Timed, with_outside
+from hvd_order.planning.graph.graph import GraphOp, GraphParameter
+from hvd_order.planning.profiling.outside import ProfiledStep, TimedOp, with_outside
 from hvd_order.planning.profiling.plain_step import PlainStep
-from hvd_order.planning.profiling.recording import Clock, ModuleWatch, RecordedStep
+from hvd_order.planning.profiling.recording import Clock, ModuleWatch, StepRecording
 
 __all__ = ["Profiler", "is_recorded", "record_profile"]
 
@@ -94,9 +94,9 @@ class Profiler:
                 self._parameters.append((name, parameter))
         self._clock = clock
         self._modules = ModuleWatch()
-        self._steps: list[RecordedStep] = []
+        self._steps: list[StepRecording] = []
         self._plain: list[PlainStep] = []
-        self._step: RecordedStep | None = None
+        self._step: StepRecording | None = None
 
     @property
     def steps(self) -> int:
@@ -110,7 +110,7 @@ class Profiler:
 
     def __enter__(self) -> Profiler:
         """Starts recording a step."""
-        self._step = RecordedStep(self._parameters, self._modules, self._clock)
+        self._step = StepRecording(self._parameters, self._modules, self._clock)
         self._step.__enter__()
         return self
 
@@ -124,7 +124,7 @@ class Profiler:
 
     def plain(self) -> AbstractContextManager[object]:
         """A context for a step that is only timed; one that raises does not count."""
-        return _Plain(PlainStep(self._parameters, self._clock), self._plain)
+        return _PlainTiming(PlainStep(self._parameters, self._clock), self._plain)
 
     def profile(self, model: str = "model", link: MeasuredLink | None = None) -> Profile:
         """The profile of the steps recorded so far.
@@ -136,7 +136,7 @@ class Profiler:
         timed, between_s = self._timed(alike)
         names = unique([f"{op.call.phase}/{op.call.name}" for op in timed])
         ops = [
-            Op(name, 0.0, tuple(names[i] for i in op.inputs), tuple(op.call.reads),
+            GraphOp(name, 0.0, tuple(names[i] for i in op.inputs), tuple(op.call.reads),
                tuple(op.call.produces), op.call.resource, op.call.phase)
             for name, op in zip(names, timed, strict=True)
         ]  # fmt: skip
@@ -147,14 +147,14 @@ class Profiler:
         return Profile(
             model,
             machine,
-            tuple(Parameter(name, p.nbytes) for name, p in self._parameters),
+            tuple(GraphParameter(name, p.nbytes) for name, p in self._parameters),
             tuple(ops),
             {name: Timing.of(op.seconds) for name, op in zip(names, timed, strict=True)},
             link,
             "cuda_event" if on_device else "wall",
         )
 
-    def _alike(self) -> list[RecordedStep]:
+    def _alike(self) -> list[StepRecording]:
         """The steps with the most frequent sequence of operators."""
         kinds = [tuple((c.name, tuple(c.inputs)) for c in step.calls) for step in self._steps]
         common, count = Counter(kinds).most_common(1)[0] if kinds else ((), 0)
@@ -165,13 +165,13 @@ class Profiler:
             )
         return [step for step, kind in zip(self._steps, kinds, strict=True) if kind == common]
 
-    def _timed(self, alike: Sequence[RecordedStep]) -> tuple[list[Timed], float | None]:
+    def _timed(self, alike: Sequence[StepRecording]) -> tuple[list[TimedOp], float | None]:
         """All ops with their times, and the time between two steps."""
         calls = alike[0].calls
-        steps = [Step(step.marks, _seconds(step)) for step in alike]
+        steps = [ProfiledStep(step.marks, _seconds(step)) for step in alike]
         if not self._plain:
             return [
-                Timed(call, list(call.inputs), [step.seconds[i] for step in steps])
+                TimedOp(call, list(call.inputs), [step.seconds[i] for step in steps])
                 for i, call in enumerate(calls)
             ], None
         before = [plain.before_s for plain in self._plain]
@@ -183,7 +183,7 @@ class Profiler:
         return with_outside(calls, steps, middle(inside), 0.0), middle(known)
 
 
-class _Plain:
+class _PlainTiming:
     """Keeps a timed step that ends well."""
 
     def __init__(self, step: PlainStep, kept: list[PlainStep]) -> None:
@@ -199,7 +199,7 @@ class _Plain:
             self._kept.append(self._step)
 
 
-def _seconds(step: RecordedStep) -> list[float]:
+def _seconds(step: StepRecording) -> list[float]:
     """The times of a step's operators; waits for the device."""
     if any(call.events for call in step.calls):
         torch.accelerator.synchronize()

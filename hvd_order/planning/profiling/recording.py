@@ -29,7 +29,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from hvd_order.planning.graph.graph import Phase
 
-__all__ = ["Call", "Clock", "Mark", "ModuleWatch", "RecordedStep"]
+__all__ = ["Clock", "Mark", "ModuleWatch", "OperatorCall", "StepRecording"]
 
 Clock = Callable[[], float]
 
@@ -39,7 +39,7 @@ _NAMESPACES_LEFT_OUT = {*_TRANSFERS, "prim"}
 
 
 @dataclass
-class Call:
+class OperatorCall:
     """One operator of one step, timed by two events on a device, else by the clock.
 
     Attributes:
@@ -92,7 +92,7 @@ class ModuleWatch(ModuleTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.step: RecordedStep | None = None
+        self.step: StepRecording | None = None
 
     @property
     def innermost(self) -> str:
@@ -113,7 +113,7 @@ class ModuleWatch(ModuleTracker):
             super()._fw_post_hook(mod, input, output)
 
 
-class RecordedStep(TorchDispatchMode):
+class StepRecording(TorchDispatchMode):
     """Records the operators of one step while it is entered.
 
     Attributes:
@@ -128,7 +128,7 @@ class RecordedStep(TorchDispatchMode):
         clock: Clock = time.perf_counter,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[OperatorCall] = []
         self.marks: list[Mark] = []
         self._names = {id(p): name for name, p in parameters}
         self._parameters = {_memory(p): name for name, p in parameters}
@@ -148,7 +148,7 @@ class RecordedStep(TorchDispatchMode):
             if parameter.requires_grad
         ]
 
-    def __enter__(self) -> RecordedStep:
+    def __enter__(self) -> StepRecording:
         self._modules.step = self
         self._modules.__enter__()  # type: ignore[no-untyped-call]
         _update_watch().step = self
@@ -238,7 +238,7 @@ class RecordedStep(TorchDispatchMode):
         place = len(self.calls)
         new = [t for t, m in zip(inputs, before, strict=True) if self._is_new(m)]
         self.calls.append(
-            Call(
+            OperatorCall(
                 f"{self._modules.innermost}/{func.__name__.partition('.')[0]}",
                 phase,
                 "compute" if device.type == "cpu" else _stream(device),
@@ -301,7 +301,7 @@ class RecordedStep(TorchDispatchMode):
 class _OwnWork:
     """The time inside is the recording's; what has passed since it last ended is a pause."""
 
-    def __init__(self, step: RecordedStep) -> None:
+    def __init__(self, step: StepRecording) -> None:
         self._step = step
 
     def __enter__(self) -> None:
@@ -327,7 +327,7 @@ class _UpdateWatch:
 
     def __init__(self) -> None:
         self.updating = False
-        self.step: RecordedStep | None = None
+        self.step: StepRecording | None = None
         register_optimizer_step_pre_hook(self._begins)
         register_optimizer_step_post_hook(self._ends)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvd_order.planning.predict.simulated_step import Sent, Step
+from hvd_order.planning.predict.simulated_step import Sent, SimulatedStep
 from hvd_order.planning.report.drawing import (
     COMPUTE_COLOURS,
     MOST_LABELS,
@@ -38,7 +38,7 @@ _LINK_COLOUR = "#555555"
 _MOST_OUTLINED = 400  # more outlines would be all that one sees
 
 
-def draw_steps(title: str, steps: Sequence[Step], bound_s: float) -> Figure:
+def draw_steps(title: str, steps: Sequence[SimulatedStep], bound_s: float) -> Figure:
     """A figure; `hvd_order.planning.report.drawing.save` writes it.
 
     Args:
@@ -72,7 +72,7 @@ def draw_steps(title: str, steps: Sequence[Step], bound_s: float) -> Figure:
     return figure
 
 
-def _draw_lanes(axes: Axes, step: Step) -> None:
+def _draw_lanes(axes: Axes, step: SimulatedStep) -> None:
     """Computation, waiting, and each link."""
     lanes = ["compute", f"wait ({step.wait_s * 1e3:.3g} ms)", *step.links]
     for phase in ("forward", "backward", "update"):
@@ -92,7 +92,7 @@ def _draw_lanes(axes: Axes, step: Step) -> None:
     axes.tick_params(axis="x", labelbottom=False)
 
 
-def _draw_slices(axes: Axes, step: Step) -> None:
+def _draw_slices(axes: Axes, step: SimulatedStep) -> None:
     """A row for each slice that was seen in the step."""
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
@@ -135,11 +135,11 @@ def _rows(sent: Sequence[Sent]) -> dict[int, int]:
     return {place: row for row, place in enumerate(sorted({each.place for each in sent}))}
 
 
-def _lanes_in(step: Step) -> float:
+def _lanes_in(step: SimulatedStep) -> float:
     return _LANES_IN * (2 + len(step.links))
 
 
-def _rows_in(step: Step) -> float:
+def _rows_in(step: SimulatedStep) -> float:
     return min(max(_ROW_IN * len(_rows(step.sent)), _LEAST_ROWS_IN), _MOST_ROWS_IN)
 
 

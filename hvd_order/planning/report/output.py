@@ -15,7 +15,7 @@ from hvd_order.planning.report.page import page_of, text_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hvd_order.planning.report.page import Report
+    from hvd_order.planning.report.page import ReportContent
 
 __all__ = ["Output", "add_output_options"]
 
@@ -38,7 +38,7 @@ class Output:
         """Whether there is a picture."""
         return self.png is not None or self.html is not None
 
-    def write(self, report: Report, draw: Callable[[], Figure], picture_is: str) -> None:
+    def write(self, report: ReportContent, draw: Callable[[], Figure], picture_is: str) -> None:
         """Prints the text, then draws the picture and writes the files.
 
         Args:

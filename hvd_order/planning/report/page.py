@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Report", "Section", "ms_text", "page_of", "table_lines", "text_of"]
+__all__ = ["ReportContent", "Section", "counted", "ms_text", "page_of", "table_lines", "text_of"]
 
 _STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}"
@@ -31,7 +31,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContent:
     """Content of a report, independent of its format.
 
     Attributes:
@@ -45,7 +45,7 @@ class Report:
     sections: list[Section]
 
 
-def text_of(report: Report) -> str:
+def text_of(report: ReportContent) -> str:
     """Formats a report for a terminal."""
     lines = [report.title, "", *report.facts, "", *table_lines(report.rows)]
     for section in report.sections:
@@ -55,33 +55,32 @@ def text_of(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_of(report: Report, figure: Figure, picture_is: str) -> str:
+def page_of(report: ReportContent, figure: Figure, picture_is: str) -> str:
     """HTML with the picture inside: one file, nothing to load."""
     picture = io.BytesIO()
     figure.savefig(picture, dpi=110, format="png")
     head, *body = report.rows
     parts = [
-        f"<h1>{_escaped(report.title)}</h1>",
-        *(f"<p>{_escaped(fact)}</p>" for fact in report.facts),
+        f"<h1>{escape(report.title)}</h1>",
+        *(f"<p>{escape(fact)}</p>" for fact in report.facts),
         "<table>",
         _html_row("th", head),
         *(_html_row("td", row) for row in body),
         "</table>",
-        f'<p><img alt="{_escaped(picture_is)}" src="data:image/png;base64,'
+        f'<p><img alt="{escape(picture_is)}" src="data:image/png;base64,'
         f'{base64.b64encode(picture.getvalue()).decode()}"></p>',
     ]
     for section in report.sections:
         items = "".join(
-            f"<dt>{ms_text(seconds)}</dt><dd>{_escaped(text)}</dd>"
-            for seconds, text in section.lines
+            f"<dt>{ms_text(seconds)}</dt><dd>{escape(text)}</dd>" for seconds, text in section.lines
         )
         parts += [
-            f"<h2>{_escaped(section.heading)}</h2>",
+            f"<h2>{escape(section.heading)}</h2>",
             f"<dl>{items or '<dd>nothing</dd>'}</dl>",
         ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{_escaped(report.title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
@@ -97,13 +96,14 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_escaped(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text)
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def ms_text(seconds: float) -> str:
     """Milliseconds, or seconds from 10 on."""
     return f"{seconds * 1e3:.2f} ms" if seconds < 10 else f"{seconds:.2f} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 server``, ``2 servers``."""
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hvd_order.base.link.busy_union import LinkUse
 from hvd_order.planning.predict.units import byte_rate_text, rate_text, time_text
+from hvd_order.planning.report.page import counted
 from hvd_order.servers.costs import Cost, ServerCosts
 
 if TYPE_CHECKING:
@@ -20,17 +21,20 @@ NOT_APART = "slices had about one size, so time by slice and time by byte cannot
 
 def job_text(costs: ServerCosts) -> str:
     """The measured job: ``1 server, 2 workers, sync``."""
-    return f"{_count(costs.servers, 'server')}, {_count(costs.workers, 'worker')}, {costs.mode}"
+    return f"{counted(costs.servers, 'server')}, {counted(costs.workers, 'worker')}, {costs.mode}"
 
 
 def lines_of(costs: ServerCosts) -> Iterator[str]:
     """One line for each thing that was measured."""
-    yield f"link, {_use_text(costs.push, 'pushes')}"
+    traced = costs.strategy is not None  # TensorFlow's traces tell of neither pushes nor ends
+    if not traced:
+        yield f"link, {_use_text(costs.push, 'pushes')}"
     yield f"link, {_use_text(costs.answer, 'answers')}"
     what = "update" if costs.updates == "server" else "sum, as the servers did not update"
     yield f"server, {what}: {cost_text(costs.update)}"
-    yield f"server, its end of a push: {cost_text(costs.server_end)}"
-    yield f"worker, its end of an answer: {cost_text(costs.worker_end)}"
+    if not traced:
+        yield f"server, its end of a push: {cost_text(costs.server_end)}"
+        yield f"worker, its end of an answer: {cost_text(costs.worker_end)}"
     if costs.step_s:
         yield f"worker, a step: {time_text(statistics.fmean(costs.step_s))}"
     if not all(cost.apart for cost in (costs.update, costs.server_end, costs.worker_end)):
@@ -71,7 +75,3 @@ def _use_text(use: LinkUse, what: str) -> str:
     if use.at_least:
         text += "; the receiver may have been slower than the link"
     return f"{text})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

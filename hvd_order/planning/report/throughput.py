@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hvd_order.planning.predict.workers.comparison import Row
 from hvd_order.planning.predict.workers.throughput import Throughput, saturation
 from hvd_order.planning.report.drawing import new_figure, strip_frame
-from hvd_order.planning.report.page import Report
+from hvd_order.planning.report.page import ReportContent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def throughput_report(
     price: float | None,
     link: str,
     sources: Sequence[str] = (),
-) -> Report:
+) -> ReportContent:
     """Sums up predictions of one mode.
 
     Args:
@@ -73,7 +73,7 @@ def throughput_report(
         f"95 %: interval of the mean over random draws. Mean value, bound: without overlap within "
         f"a step. {formula}: fitted to the predictions for up to 4 workers."
     )
-    return Report(f"{model}: predicted throughput", facts, table, [])
+    return ReportContent(f"{model}: predicted throughput", facts, table, [])
 
 
 def _bounded(rows: Sequence[Row]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from hvd_order.planning.report.drawing import (
     save,
     strip_frame,
 )
-from hvd_order.planning.report.trace_file import SliceEvent, Span, Trace, read_trace
+from hvd_order.planning.report.trace_file import RankTimeline, TracedSlice, TracedSpan, read_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ class _Window:
     end_us: float
     steps: tuple[int, ...]
 
-    def shows(self, span: Span) -> bool:
+    def shows(self, span: TracedSpan) -> bool:
         return span.end_us >= self.begin_us and span.begin_us <= self.end_us
 
     def ms(self, time_us: float) -> float:
@@ -89,7 +89,7 @@ def draw_timeline(
 # --- what to draw ------------------------------------------------------------------------------
 
 
-def _chosen_steps(trace: Trace, wanted: Sequence[int] | None) -> tuple[int, ...]:
+def _chosen_steps(trace: RankTimeline, wanted: Sequence[int] | None) -> tuple[int, ...]:
     present = trace.steps()
     if wanted is None:
         whole = present[:-1] if len(present) > _DEFAULT_STEPS else present
@@ -105,7 +105,7 @@ def _chosen_steps(trace: Trace, wanted: Sequence[int] | None) -> tuple[int, ...]
     return tuple(sorted(set(wanted)))
 
 
-def _window(trace: Trace, steps: tuple[int, ...]) -> _Window:
+def _window(trace: RankTimeline, steps: tuple[int, ...]) -> _Window:
     first, last = steps[0], steps[-1]
     ready_us = min(event.begin_us for event in _of_step(trace, first))
     done_us = max(event.end_us for event in _of_step(trace, last))
@@ -118,15 +118,15 @@ def _window(trace: Trace, steps: tuple[int, ...]) -> _Window:
     )
 
 
-def _of_step(trace: Trace, step: int) -> list[SliceEvent]:
+def _of_step(trace: RankTimeline, step: int) -> list[TracedSlice]:
     return [event for event in (*trace.queued, *trace.transfers) if event.step == step]
 
 
-def _forwards(trace: Trace) -> list[Span]:
+def _forwards(trace: RankTimeline) -> list[TracedSpan]:
     return [span for span in trace.compute if span.name == "forward"]
 
 
-def _next_forward(trace: Trace, step: int) -> Span | None:
+def _next_forward(trace: RankTimeline, step: int) -> TracedSpan | None:
     """The forward pass that comes after the last gradient of ``step`` was ready."""
     last_ready_us = max(
         event.begin_us for event in trace.queued or trace.transfers if event.step == step
@@ -135,7 +135,7 @@ def _next_forward(trace: Trace, step: int) -> Span | None:
     return later[0] if later else None
 
 
-def _arriving_in_next_forward(trace: Trace) -> frozenset[SliceEvent]:
+def _arriving_in_next_forward(trace: RankTimeline) -> frozenset[TracedSlice]:
     """Transfers that plain DDP would have waited for before it began the next forward."""
     starts = {step: _next_forward(trace, step) for step in trace.steps()}
     return frozenset(
@@ -145,7 +145,7 @@ def _arriving_in_next_forward(trace: Trace) -> frozenset[SliceEvent]:
     )
 
 
-def _rows(trace: Trace, window: _Window) -> dict[_Row, int]:
+def _rows(trace: RankTimeline, window: _Window) -> dict[_Row, int]:
     """Place of each slice in the picture: models one below the other, urgent slices on top."""
     shown = {
         (event.model, event.priority, event.slice)
@@ -168,7 +168,7 @@ def _canvas(rows: int) -> tuple[Figure, Axes, Axes]:
     return figure, top, bottom
 
 
-def _draw_training_thread(axes: Axes, trace: Trace, window: _Window) -> None:
+def _draw_training_thread(axes: Axes, trace: RankTimeline, window: _Window) -> None:
     """Three rows of the thread that trains: compute, update, wait."""
     for span in filter(window.shows, trace.compute):
         colour = COMPUTE_COLOURS.get(span.name, OTHER_COLOUR)
@@ -193,10 +193,10 @@ def _draw_training_thread(axes: Axes, trace: Trace, window: _Window) -> None:
 def _draw_slices(
     figure: Figure,
     axes: Axes,
-    trace: Trace,
+    trace: RankTimeline,
     window: _Window,
     rows: Mapping[_Row, int],
-    late: frozenset[SliceEvent],
+    late: frozenset[TracedSlice],
 ) -> None:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -245,7 +245,7 @@ def _draw_slices(
     )
 
 
-def _draw_steps(top: Axes, bottom: Axes, trace: Trace, window: _Window) -> None:
+def _draw_steps(top: Axes, bottom: Axes, trace: RankTimeline, window: _Window) -> None:
     """Tints forward and backward behind the slices and marks where a step begins."""
     for span in filter(window.shows, trace.compute):
         if span.name in ("forward", "backward"):
@@ -266,7 +266,7 @@ def _draw_steps(top: Axes, bottom: Axes, trace: Trace, window: _Window) -> None:
 
 
 def _write_title(
-    figure: Figure, trace: Trace, window: _Window, late: frozenset[SliceEvent]
+    figure: Figure, trace: RankTimeline, window: _Window, late: frozenset[TracedSlice]
 ) -> None:
     first, last = window.steps[0], window.steps[-1]
     sent = [transfer for transfer in trace.transfers if first <= transfer.step <= last]
@@ -282,7 +282,7 @@ def _write_title(
 
 def _bars(
     axes: Axes,
-    spans: Sequence[Span],
+    spans: Sequence[TracedSpan],
     window: _Window,
     places: Sequence[int],
     height: float,
@@ -305,7 +305,7 @@ def _bars(
     )
 
 
-def _label_rows(axes: Axes, events: Iterable[SliceEvent], rows: Mapping[_Row, int]) -> None:
+def _label_rows(axes: Axes, events: Iterable[TracedSlice], rows: Mapping[_Row, int]) -> None:
     names = {_place(rows, event): event.name for event in events}
     models = {model for model, _ in rows}
     owner = {place: model for (model, _), place in rows.items()}
@@ -322,9 +322,9 @@ def _label_rows(axes: Axes, events: Iterable[SliceEvent], rows: Mapping[_Row, in
     axes.set_ylim(len(rows) - 0.4, -0.6)
 
 
-def _place(rows: Mapping[_Row, int], event: SliceEvent) -> int:
+def _place(rows: Mapping[_Row, int], event: TracedSlice) -> int:
     return rows[event.model, event.slice]
 
 
-def _total_ms(spans: Iterable[Span]) -> float:
+def _total_ms(spans: Iterable[TracedSpan]) -> float:
     return sum(span.duration_us for span in spans) / 1000.0

@@ -13,7 +13,7 @@ from hvd_order.base.errors import InvalidUsage
 
 
 @dataclass(frozen=True)
-class Span:
+class TracedSpan:
     """Something that took time on one rank: a wait, an update, a stretch of compute.
 
     Attributes:
@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class SliceEvent(Span):
+class TracedSlice(TracedSpan):
     """A slice that waits to be issued or that travels.
 
     Attributes:
@@ -50,26 +50,26 @@ class SliceEvent(Span):
     step: int
 
 
-_AnySpan = TypeVar("_AnySpan", bound=Span)
+_AnySpan = TypeVar("_AnySpan", bound=TracedSpan)
 
 
 @dataclass(frozen=True)
-class Trace:
+class RankTimeline:
     """One rank's timeline; every list is in order of beginning."""
 
     rank: int
-    queued: tuple[SliceEvent, ...]
-    transfers: tuple[SliceEvent, ...]
-    waits: tuple[Span, ...]
-    updates: tuple[Span, ...]
-    compute: tuple[Span, ...]
+    queued: tuple[TracedSlice, ...]
+    transfers: tuple[TracedSlice, ...]
+    waits: tuple[TracedSpan, ...]
+    updates: tuple[TracedSpan, ...]
+    compute: tuple[TracedSpan, ...]
 
     def steps(self) -> list[int]:
         """Training steps with at least one transfer, ascending."""
         return sorted({transfer.step for transfer in self.transfers})
 
 
-def read_trace(path: str | Path, rank: int | None = None) -> Trace:
+def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:
     """Reads one rank's timeline.
 
     Args:
@@ -89,7 +89,7 @@ def read_trace(path: str | Path, rank: int | None = None) -> Trace:
     if events and chosen not in ranks:
         raise InvalidUsage(f"{source} has no events of rank {chosen}, only of ranks {ranks}")
     mine = [event for event in events if event["pid"] == chosen]
-    trace = Trace(
+    trace = RankTimeline(
         rank=chosen,
         queued=_sorted(_slice_event(event, source) for event in mine if _is(event, "queue")),
         transfers=_sorted(_slice_event(event, source) for event in mine if _is(event, "transfer")),
@@ -125,17 +125,17 @@ def _is(event: Mapping[str, Any], category: str) -> bool:
     return event.get("cat") == category
 
 
-def _span(event: Mapping[str, Any], source: Path) -> Span:
+def _span(event: Mapping[str, Any], source: Path) -> TracedSpan:
     begin = _number(event, "ts", source)
-    return Span(_name(event), begin, begin + _number(event, "dur", source))
+    return TracedSpan(_name(event), begin, begin + _number(event, "dur", source))
 
 
-def _slice_event(event: Mapping[str, Any], source: Path) -> SliceEvent:
+def _slice_event(event: Mapping[str, Any], source: Path) -> TracedSlice:
     span = _span(event, source)
     args = event.get("args")
     if not isinstance(args, Mapping):
         raise InvalidUsage(f'{source}: event "{span.name}" has no "args"')
-    return SliceEvent(
+    return TracedSlice(
         name=span.name,
         begin_us=span.begin_us,
         end_us=span.end_us,

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_order.base.link.advice import Advice, advise
-from hvd_order.planning.predict.simulated_step import Idle, Step, Wait
+from hvd_order.planning.predict.simulated_step import Idle, SimulatedStep, Wait
 from hvd_order.planning.predict.what_if import WhatIf
-from hvd_order.planning.report.page import Report, Section, ms_text, table_lines
+from hvd_order.planning.report.page import (
+    ReportContent,
+    Section,
+    counted,
+    ms_text,
+    table_lines,
+)
 
 __all__ = ["advice_text", "report_of"]
 
@@ -38,10 +44,10 @@ _CLIPPED_COLUMNS = (
 )
 
 
-def report_of(model: str, what_if: WhatIf, steps: Sequence[Step]) -> Report:
+def report_of(model: str, what_if: WhatIf, steps: Sequence[SimulatedStep]) -> ReportContent:
     """Sums up simulated steps of one model on one network."""
     bound_s = what_if.bound_s
-    servers = "" if what_if.servers is None else f", {_count(what_if.servers, 'parameter server')}"
+    servers = "" if what_if.servers is None else f", {counted(what_if.servers, 'parameter server')}"
     rows = [
         ["", "step", "x bound", "E", "S", "of possible", "computes", "waits", "link busy", "idle"]
     ]
@@ -74,7 +80,7 @@ def report_of(model: str, what_if: WhatIf, steps: Sequence[Step]) -> Report:
     for step in steps:
         sections.append(Section(f"{step.title}: when the link is idle", _idle_lines(step.idle)))
         sections.append(Section(f"{step.title}: what blocks what", _wait_lines(step.waits)))
-    return Report(f"{model}: what transfers cost", facts, rows, sections)
+    return ReportContent(f"{model}: what transfers cost", facts, rows, sections)
 
 
 def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str:
@@ -107,7 +113,7 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
         f"{model}: computation {ms_text(first.graph.compute_s)}, gradients of "
         f"{first.size_bytes / 1e6:.4g} MB; "
         + (str(networks[here].network) if here is not None
-           else f"{_count(first.network.ranks, 'worker')} on usual networks")
+           else f"{counted(first.network.ranks, 'worker')} on usual networks")
         + _CLIPPED * first.clipped,
         "",
         *table_lines(rows),
@@ -146,7 +152,7 @@ def _wait_lines(waits: Sequence[Wait]) -> list[tuple[float, str]]:
     lines = [(wait.length_s, _wait_text(wait)) for wait in longest[:_MOST]]
     rest = longest[_MOST:]
     if rest:
-        lines.append((sum(wait.length_s for wait in rest), f"{_count(len(rest), 'more wait')}"))
+        lines.append((sum(wait.length_s for wait in rest), f"{counted(len(rest), 'more wait')}"))
     return lines
 
 
@@ -161,7 +167,3 @@ def _wait_text(wait: Wait) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

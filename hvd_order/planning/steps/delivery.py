@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel, transfer_s
 
-__all__ = ["LinkQueue", "Transfer", "piece_times"]
+__all__ = ["GradientDelivery", "LinkQueue", "piece_times"]
 
 
 @dataclass(frozen=True)
-class Transfer:
+class GradientDelivery:
     """A gradient that has to reach the next forward pass.
 
     Attributes:
@@ -44,7 +44,7 @@ def piece_times(size_bytes: int, link: LinkModel, slice_bytes: int | None) -> li
 
 
 @dataclass(order=True)
-class _Waiting:
+class _WaitingGradient:
     priority: tuple[float, ...]
     number: int  # order of arrival, which breaks ties of priority
     key: Hashable = field(compare=False)
@@ -60,7 +60,7 @@ class LinkQueue:
 
     def __init__(self, *, fluid: bool) -> None:
         self._fluid = fluid
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingGradient] = []
         self._added = 0
         self._now_s = 0.0
         self._ended: dict[Hashable, float] = {}
@@ -81,7 +81,7 @@ class LinkQueue:
         """
         self.advance(ready_s)
         self._now_s = max(self._now_s, ready_s)
-        entry = _Waiting(priority, self._added, key, list(reversed(piece_s)))
+        entry = _WaitingGradient(priority, self._added, key, list(reversed(piece_s)))
         heapq.heappush(self._waiting, entry)
         self._added += 1
 

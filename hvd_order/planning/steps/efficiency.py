@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["Overlap", "Span", "busy_s", "overlap_of"]
+__all__ = ["OverlapEfficiency", "Span", "busy_s", "overlap_of"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class OverlapEfficiency:
     """A step in three numbers.
 
     Attributes:
@@ -84,7 +84,7 @@ def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def overlap_of(spans: Iterable[Span], step_s: float | None = None) -> Overlap:
+def overlap_of(spans: Iterable[Span], step_s: float | None = None) -> OverlapEfficiency:
     """Summarises one step.
 
     Args:
@@ -109,4 +109,4 @@ def overlap_of(spans: Iterable[Span], step_s: float | None = None) -> Overlap:
         edges = [edge for intervals in by_resource.values() for edge in intervals]
         step_s = max(end for _, end in edges) - min(begin for begin, _ in edges)
     work = [busy_s(intervals) for intervals in by_resource.values()]
-    return Overlap(step_s, math.fsum(work), max(work))
+    return OverlapEfficiency(step_s, math.fsum(work), max(work))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph
-from hvd_order.planning.steps.efficiency import Overlap, Span, overlap_of
+from hvd_order.planning.steps.efficiency import OverlapEfficiency, Span, overlap_of
 
 __all__ = ["CHANNEL", "execute", "pull_overlap"]
 
@@ -40,8 +40,8 @@ def execute(graph: Graph, order: Sequence[int], link: LinkModel) -> list[Span]:
     return spans + _run_ops(graph, arrived)
 
 
-def pull_overlap(graph: Graph, order: Sequence[int], link: LinkModel) -> Overlap:
-    """Overlap (E and S) of a step with pulls in this order."""
+def pull_overlap(graph: Graph, order: Sequence[int], link: LinkModel) -> OverlapEfficiency:
+    """OverlapEfficiency (E and S) of a step with pulls in this order."""
     return overlap_of(execute(graph, order, link))
 
 

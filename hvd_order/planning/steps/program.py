@@ -16,7 +16,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
-from hvd_order.planning.steps.delivery import LinkQueue, Transfer, piece_times
+from hvd_order.planning.steps.delivery import GradientDelivery, LinkQueue, piece_times
 
 __all__ = [
     "Travel",
@@ -53,12 +53,12 @@ def first_uses(graph: Graph) -> list[int | None]:
     ]
 
 
-def gradient_transfers(graph: Graph) -> list[Transfer]:
+def gradient_transfers(graph: Graph) -> list[GradientDelivery]:
     """All gradients of a step with release times, and due times in the next step."""
     times = unhindered(graph)
     step_s = max((end for _, end in times), default=0.0)
     return [
-        Transfer(
+        GradientDelivery(
             parameter.name,
             parameter.size_bytes,
             release_s=max(times[op][1] for op in producers),

@@ -184,7 +184,7 @@ def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
 # ---- gradients --------------------------------------------------------------------------------
 
 
-class _Passes:
+class _OperatorPasses:
     """Records the operators' passes in the log, so that joined ranks can follow.
 
     A pass, one post of every gradient, is one event. Operators run without Python; a thread
@@ -245,7 +245,7 @@ class RegisteredGradients:
         channel = ModelChannel(host, steps.next_key(host.process_set))
         with channel.turn():
             self._register(channel, gradients, order, mine)
-        self._passes = _Passes(self._queue, steps.open(channel.key, self))
+        self._passes = _OperatorPasses(self._queue, steps.open(channel.key, self))
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._is_closed = False
 

@@ -25,11 +25,11 @@ _LATE_S = 0.05  # long after the compute function has returned
 _FAILED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
-class _Position(ctypes.Structure):
+class _QueuePosition(ctypes.Structure):
     _fields_ = (("exchange", ctypes.c_uint32), ("index", ctypes.c_uint32))
 
 
-class _Taker(ctypes.Structure):
+class _SumTaker(ctypes.Structure):
     _fields_ = (
         ("context", ctypes.c_void_p),
         ("receive", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
@@ -39,9 +39,9 @@ class _Taker(ctypes.Structure):
 
 
 _POST = ctypes.CFUNCTYPE(
-    ctypes.c_int, _Position, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _FAILED
+    ctypes.c_int, _QueuePosition, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _FAILED
 )
-_TAKE = ctypes.CFUNCTYPE(None, _Position, ctypes.POINTER(_Taker))
+_TAKE = ctypes.CFUNCTYPE(None, _QueuePosition, ctypes.POINTER(_SumTaker))
 
 
 class _Api(ctypes.Structure):
@@ -53,7 +53,7 @@ class _Api(ctypes.Structure):
     )
 
 
-class _Engine:
+class _LateEngine:
     """An engine of one rank without transport: returns posted gradients late.
 
     Attributes:
@@ -67,13 +67,13 @@ class _Engine:
         self.api = _Api(1, ctypes.sizeof(_Api), _POST(self._post), _TAKE(self._take))
 
     def _post(
-        self, position: _Position, data: int, size: int, _context: int, _failed: object
+        self, position: _QueuePosition, data: int, size: int, _context: int, _failed: object
     ) -> int:
         self._posted[position.exchange, position.index] = ctypes.string_at(data, size)
         return 1
 
-    def _take(self, position: _Position, pointer: Any) -> None:
-        taker = _Taker.from_buffer_copy(pointer.contents)
+    def _take(self, position: _QueuePosition, pointer: Any) -> None:
+        taker = _SumTaker.from_buffer_copy(pointer.contents)
         data = self._posted.pop((position.exchange, position.index))
 
         def end() -> None:
@@ -112,7 +112,7 @@ def _gradients(ops: Any) -> None:
             for i, y in enumerate(function(x)):
                 np.testing.assert_array_equal(y, x + float(i))
     try:
-        ops.hvd_order_reduce(variables[0].handle, x, exchange=1, position=_Engine.REFUSED)
+        ops.hvd_order_reduce(variables[0].handle, x, exchange=1, position=_LateEngine.REFUSED)
         message = "nothing was raised"
     except tf.errors.AbortedError as error:
         message = str(error)
@@ -157,7 +157,7 @@ def _collectives(library: op_library.OpLibrary) -> None:
 def main() -> None:
     """Runs the test; raises or crashes if the build does not work."""
     library = op_library.open_library(Path(sys.argv[1]))
-    engine = _Engine()
+    engine = _LateEngine()
     library.set_engine_api(ctypes.addressof(engine.api))
     _gradients(library.ops)
     _collectives(library)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.tensorflow.gradients.exchange import GradientExchange, close
+from hvd_order.tensorflow.gradients.exchange import VariableExchange, close
 from hvd_order.tensorflow.gradients.step import GradientReducer, Packed
 
 __all__ = ["DeferredGradients", "NotDeferrable"]
@@ -17,7 +17,7 @@ class NotDeferrable(Exception):  # noqa: N818  (no error: the step works otherwi
     """Reason why the updates of a step cannot be deferred; the text ends a sentence."""
 
 
-class _Held:
+class _KeptGradient:
     """A gradient that does not use the engine, kept in variables until the next step."""
 
     def __init__(self, gradient: Any) -> None:
@@ -60,8 +60,8 @@ class DeferredGradients:
         self._engine: list[int] = []
         self._packed: Packed
         self._dtypes: list[tf.DType] = []
-        self._exchange: GradientExchange
-        self._held: dict[int, _Held] = {}
+        self._exchange: VariableExchange
+        self._held: dict[int, _KeptGradient] = {}
 
     def post(self, gradients: Sequence[Any], sources: Sequence[Any], own: Collection[int]) -> None:
         """Posts the gradients; each trace of the step calls it with equal gradients.
@@ -91,7 +91,7 @@ class DeferredGradients:
             self._dtypes = [wire.dtype for wire in packed.wires]
             self._packed = Packed(packed.variables, [], packed.contexts)  # no tensors of a graph
             self._exchange = exchange
-            self._held = {i: _Held(gradient) for i, gradient in held.items()}
+            self._held = {i: _KeptGradient(gradient) for i, gradient in held.items()}
         elif (
             kinds != self._kinds
             or exchange is not self._exchange

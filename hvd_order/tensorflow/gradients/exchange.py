@@ -20,12 +20,12 @@ from hvd_order.tensorflow.backend.interface import Gradient, GradientModel, star
 from hvd_order.tensorflow.gradients.consumption import consumption_order
 from hvd_order.tensorflow.ops import process
 
-__all__ = ["GradientExchange", "close", "close_all", "exchange_of", "gradients_posted"]
+__all__ = ["VariableExchange", "close", "close_all", "exchange_of", "gradients_posted"]
 
 _Key = tuple[int, tuple[tuple[int, str], ...]]  # process set; id of each variable, dtype
 
 
-class GradientExchange:
+class VariableExchange:
     """The gradients of some variables in one process set.
 
     The n-th variable's gradient has position n in the engine's model. An operator also gets the
@@ -110,7 +110,7 @@ class _Exchanges:
     """
 
     def __init__(self) -> None:
-        self.by_key: dict[_Key, GradientExchange] = {}
+        self.by_key: dict[_Key, VariableExchange] = {}
         self.posted_before = 0
 
     def drop(self, key: _Key) -> None:
@@ -126,11 +126,11 @@ _exchanges = _Exchanges()
 
 def exchange_of(
     variables: Sequence[Any], dtypes: Sequence[tf.DType], names: Sequence[str], process_set: int
-) -> GradientExchange:
+) -> VariableExchange:
     """The exchange of these variables; the first call for them is collective."""
     key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
     if key not in _exchanges.by_key:
-        _exchanges.by_key[key] = GradientExchange(variables, dtypes, names, process_set)
+        _exchanges.by_key[key] = VariableExchange(variables, dtypes, names, process_set)
         # A graph that can still run keeps its variables. So an exchange that lost one is unused;
         # drop it, since a new variable may get the same id.
         for variable in variables:
@@ -138,7 +138,7 @@ def exchange_of(
     return _exchanges.by_key[key]
 
 
-def close(exchange: GradientExchange) -> None:
+def close(exchange: VariableExchange) -> None:
     """Ends everything in flight with an error; its variables get a new exchange when needed."""
     for key in [key for key, one in _exchanges.by_key.items() if one is exchange]:
         _exchanges.drop(key)

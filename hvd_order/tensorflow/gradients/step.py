@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
-from hvd_order.tensorflow.gradients.exchange import GradientExchange, exchange_of
+from hvd_order.tensorflow.gradients.exchange import VariableExchange, exchange_of
 from hvd_order.tensorflow.ops.collectives import allreduce
 from hvd_order.tensorflow.ops.compression import Compression, Compressor
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of
@@ -135,7 +135,7 @@ class GradientReducer:
 
     def pack(
         self, sorted_out: SortedOut, sources: Sequence[Any]
-    ) -> tuple[Packed, GradientExchange]:
+    ) -> tuple[Packed, VariableExchange]:
         """Packs the gradients for the engine and finds their exchange. Collective if it is new."""
         variables = [tensorflow_variable(sources[i]) for i in sorted_out.engine]
         pairs = [

@@ -76,7 +76,7 @@ def wrap(
     if is_distributed(optimizer):
         raise InvalidUsage("this optimizer is a DistributedOptimizer already")
     factor = _accumulate(optimizer, passes, average_passes)
-    Reduction(optimizer, reducer, factor, local, scale_local)
+    GradientReduction(optimizer, reducer, factor, local, scale_local)
     _patch_loss_scaling()
     change_trainer(is_distributed)
     return optimizer
@@ -87,7 +87,7 @@ def is_distributed(optimizer: Any) -> bool:
     return _reduction_of(getattr(optimizer, "inner_optimizer", optimizer)) is not None
 
 
-def _reduction_of(optimizer: Any) -> Reduction | None:
+def _reduction_of(optimizer: Any) -> GradientReduction | None:
     state = getattr(optimizer, _STATE, None)
     return None if state is None else state.reduction
 
@@ -111,7 +111,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     return 1.0 if average else float(passes)
 
 
-class Reduction:
+class GradientReduction:
     """Reduces the gradients of one optimizer, and checks that they were reduced."""
 
     def __init__(

@@ -45,7 +45,7 @@ class Deferring(Protocol):
     ) -> Any: ...
 
 
-class _Update:
+class _PostedUpdate:
     """Update of one optimizer: posted in one step, applied in the next."""
 
     def __init__(self, reduction: Deferring, optimizer: Any) -> None:
@@ -78,11 +78,11 @@ class _Update:
         return [*self.gradients.sources, *(v for v in own if v is not rate)]
 
 
-class _Trace:
+class _StepTrace:
     """A step being traced: collects its updates, and checks the operations after them."""
 
-    def __init__(self, graph: Any, known: Sequence[_Update]) -> None:
-        self.updates: list[_Update] = []
+    def __init__(self, graph: Any, known: Sequence[_PostedUpdate]) -> None:
+        self.updates: list[_PostedUpdate] = []
         self._graph = graph
         self._known = known
         self._traced: list[int] = []  # operations at the time of each post
@@ -101,7 +101,7 @@ class _Trace:
             raise NotDeferrable("it is applied more than once in a step")
         reduction.refuse_to_defer()
         found = [update for update in self._known if update.optimizer is optimizer]
-        update = found[0] if found else _Update(reduction, optimizer)
+        update = found[0] if found else _PostedUpdate(reduction, optimizer)
         update.post(grads, variables)
         self.updates.append(update)
         self._traced.append(len(self._graph.get_operations()))
@@ -123,10 +123,10 @@ class _Trace:
                         )
 
 
-_tracing: contextvars.ContextVar[_Trace | None] = contextvars.ContextVar("step", default=None)
+_tracing: contextvars.ContextVar[_StepTrace | None] = contextvars.ContextVar("step", default=None)
 
 
-def deferring_step() -> _Trace | None:
+def deferring_step() -> _StepTrace | None:
     """The step being traced, if its updates may be deferred."""
     return _tracing.get()
 
@@ -187,7 +187,7 @@ class OverlappedStep:
         self._first, self._next = build(first), build(follower)
         self._within = within
         self._apply = tf.function(self._apply_all, autograph=False)
-        self._updates: list[_Update] = []
+        self._updates: list[_PostedUpdate] = []
         self._refusal = ""
         self._broken = False
 
@@ -285,7 +285,7 @@ class OverlappedStep:
             if follows:
                 with tf.control_dependencies(data):
                     self._apply_all()
-            trace = _Trace(graph, self._updates)
+            trace = _StepTrace(graph, self._updates)
             token = _tracing.set(trace)
             # Later traces find the variables; TensorFlow rejects new ones in every trace.
             first_one = not (self._updates or tf.distribute.has_strategy())

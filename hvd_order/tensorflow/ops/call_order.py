@@ -29,7 +29,7 @@ from hvd_order.tensorflow.backend.failures import as_both
 from hvd_order.tensorflow.backend.interface import Collective
 from hvd_order.tensorflow.ops.requests import collective_of
 
-__all__ = ["Place", "eager_turn", "in_graph", "refuse_in_data_functions"]
+__all__ = ["CollectivePlace", "eager_turn", "in_graph", "refuse_in_data_functions"]
 
 _LOOPS = (control_flow.WhileBodyFuncGraph, control_flow.WhileCondFuncGraph)
 _UID = re.compile(r"(?:_\d+)+$")  # of a process: no two have the same
@@ -37,7 +37,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_.\-/]")
 
 
 @dataclass(frozen=True)
-class Place:
+class CollectivePlace:
     """A collective as an operator of a graph.
 
     Attributes:
@@ -51,7 +51,7 @@ class Place:
     order: Sequence[Any] = ()
 
 
-def in_graph(collective: Collective, tensors: Sequence[Any]) -> Place:
+def in_graph(collective: Collective, tensors: Sequence[Any]) -> CollectivePlace:
     """Place of a collective in the graph being built.
 
     Raises:
@@ -60,18 +60,18 @@ def in_graph(collective: Collective, tensors: Sequence[Any]) -> Place:
     graph = tf.compat.v1.get_default_graph()
     operator = f"hvd_{collective.kind}_{_name_of(tensors)}"
     if collective.name is not None:
-        return Place(collective, operator)
+        return CollectivePlace(collective, operator)
     around = list(_control_flow_around(graph))
     function = around[-1].outer_graph if around else graph
     if tf.compat.v1.executing_eagerly_outside_functions() and all(
         _keeps_order(one) for one in (*around, function)
     ):
         named = replace(collective, name=f"noname.{_without_uid(function.name)}")
-        return Place(named, operator, [_turn(collective.process_set)])
+        return CollectivePlace(named, operator, [_turn(collective.process_set)])
     _refuse_loops(collective, operator, around, graph)
     unique = graph.unique_name(operator)
     path = [_without_uid(one.name) for one in (function, *reversed(around)) if hasattr(one, "name")]
-    return Place(replace(collective, name="/".join([*path, unique])), f"{unique}/")
+    return CollectivePlace(replace(collective, name="/".join([*path, unique])), f"{unique}/")
 
 
 def _name_of(tensors: Sequence[Any]) -> str:

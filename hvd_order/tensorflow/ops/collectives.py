@@ -16,7 +16,7 @@ from hvd_order.base.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow.backend import op_library
 from hvd_order.tensorflow.backend.failures import as_both, translated
 from hvd_order.tensorflow.backend.interface import Collective
-from hvd_order.tensorflow.ops.call_order import Place, eager_turn, in_graph
+from hvd_order.tensorflow.ops.call_order import CollectivePlace, eager_turn, in_graph
 from hvd_order.tensorflow.ops.compression import Compression, Compressor
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of
 from hvd_order.tensorflow.ops.requests import number_of_collective
@@ -48,12 +48,14 @@ def execute(
         return _operator(in_graph(collective, tensors), tensors, dtypes)
     try:
         with eager_turn(collective):
-            return _operator(Place(collective, ""), tensors, dtypes)
+            return _operator(CollectivePlace(collective, ""), tensors, dtypes)
     except tf.errors.OpError as error:
         raise translated(error) from error
 
 
-def _operator(place: Place, tensors: Sequence[Any], dtypes: Sequence[tf.DType]) -> list[Any]:
+def _operator(
+    place: CollectivePlace, tensors: Sequence[Any], dtypes: Sequence[tf.DType]
+) -> list[Any]:
     results: list[Any] = op_library.load().ops.hvd_order_collective(
         list(tensors),
         list(place.order),

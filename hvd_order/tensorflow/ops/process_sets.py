@@ -31,7 +31,7 @@ class ProcessSet(RankSet):
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={ranks}, mpi_comm=None)"
 
 
-class _GlobalProcessSet(ProcessSet):
+class _SetOfAllRanks(ProcessSet):
     def __init__(self) -> None:
         super().__init__([])
         self.process_set_id = 0
@@ -41,7 +41,7 @@ class _GlobalProcessSet(ProcessSet):
         return list(range(started_backend().size()))
 
 
-global_process_set: ProcessSet = _GlobalProcessSet()
+global_process_set: ProcessSet = _SetOfAllRanks()
 
 _registered: dict[int, ProcessSet] = {}
 

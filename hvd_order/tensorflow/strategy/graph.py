@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.graph.graph import Op, Parameter, Phase
+from hvd_order.planning.graph.graph import GraphOp, GraphParameter, Phase
 from hvd_order.tensorflow.gradients.consumption import joins
 
 __all__ = ["StepGraph", "step_graph", "trained_variables"]
@@ -37,8 +37,8 @@ class StepGraph:
         updates: nodes of servers that apply a gradient -> parameter.
     """
 
-    parameters: tuple[Parameter, ...]
-    ops: tuple[Op, ...]
+    parameters: tuple[GraphParameter, ...]
+    ops: tuple[GraphOp, ...]
     fetches: dict[str, str]
     updates: dict[str, str]
 
@@ -70,7 +70,7 @@ def step_graph(graph: Any, variables: Sequence[Any], names: Sequence[str]) -> St
             produced[op].append(name)
     workers = [join for join in behind if join.op not in on_server]
     mine = {join.op for join in workers}
-    ops: list[Op] = []
+    ops: list[GraphOp] = []
     backward: set[str] = set()
     for join in workers:
         inputs = tuple(one.name for one in join.inputs if one in mine)
@@ -79,8 +79,8 @@ def step_graph(graph: Any, variables: Sequence[Any], names: Sequence[str]) -> St
             backward.add(name)
         phase: Phase = "backward" if name in backward else "forward"
         reads = tuple(names[i] for i in join.reads)
-        ops.append(Op(name, 0.0, inputs, reads, tuple(produced.get(join.op, ())), phase=phase))
-    parameters = tuple(Parameter(*pair) for pair in zip(names, sizes, strict=True))
+        ops.append(GraphOp(name, 0.0, inputs, reads, tuple(produced.get(join.op, ())), phase=phase))
+    parameters = tuple(GraphParameter(*pair) for pair in zip(names, sizes, strict=True))
     return StepGraph(parameters, tuple(ops), _fetches(handles, names, on_server), updates)
 
 

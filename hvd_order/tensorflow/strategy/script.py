@@ -45,7 +45,7 @@ def profile_coordinator(script: Path, arguments: Sequence[str], runs: int, outpu
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="traces-", dir=output.parent.resolve()) as folder:
-        recorder = _Recorder(script, runs + WARM_UP, Path(folder))
+        recorder = _JobTracer(script, runs + WARM_UP, Path(folder))
         try:
             run_script(script, arguments)
         finally:
@@ -53,7 +53,7 @@ def profile_coordinator(script: Path, arguments: Sequence[str], runs: int, outpu
         return recorder.profile()
 
 
-class _Recorder:
+class _JobTracer:
     """Traces a job while its coordinator schedules steps."""
 
     def __init__(self, script: Path, runs: int, folder: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.tensorflow.xplane import SUFFIX, Event, events_by_thread, node_of, read_space
+from hvd_order.tensorflow.xplane import SUFFIX, ThreadEvent, events_by_thread, node_of, read_space
 
 __all__ = ["Run", "Timed", "find_file", "read_runs", "runs_of"]
 
@@ -149,7 +149,7 @@ def _read(path: Path) -> _Trace:
     return trace
 
 
-def _note_calls(events: Iterable[Event], trace: _Trace) -> None:
+def _note_calls(events: Iterable[ThreadEvent], trace: _Trace) -> None:
     """Which function each run is of."""
     name, end = "", 0
     for event in events:
@@ -162,7 +162,7 @@ def _note_calls(events: Iterable[Event], trace: _Trace) -> None:
             end = 0
 
 
-def _note_ops(events: Iterable[Event], trace: _Trace) -> None:
+def _note_ops(events: Iterable[ThreadEvent], trace: _Trace) -> None:
     """Nodes that ran within the executor's events, each with its run."""
     number, end = 0, 0
     for event in events:

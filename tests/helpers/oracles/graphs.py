@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.graph.synthetic import chain
 
 __all__ = [
@@ -32,7 +32,7 @@ def sequential(count: int = 32, op_s: float = 1.0, size_bytes: int = 2 * _MIB) -
         ``models.py`` of the authors' ``tf-comm-scheduling``: 32 layers of one variable of 2 MiB.
     """
     ops = [
-        Op(f"layer{i}", op_s, (f"layer{i - 1}",) if i else (), reads=(f"w{i}",))
+        GraphOp(f"layer{i}", op_s, (f"layer{i - 1}",) if i else (), reads=(f"w{i}",))
         for i in range(count)
     ]
     return Graph(_parameters(count, size_bytes), tuple(ops))
@@ -44,8 +44,8 @@ def parallel(count: int = 32, op_s: float = 1.0, size_bytes: int = 2 * _MIB) -> 
     Source:
         Same as :func:`sequential`: one layer of 32 variables.
     """
-    ops = [Op(f"multiply{i}", op_s, reads=(f"w{i}",)) for i in range(count)]
-    total = Op("add", 0.0, tuple(op.name for op in ops))
+    ops = [GraphOp(f"multiply{i}", op_s, reads=(f"w{i}",)) for i in range(count)]
+    total = GraphOp("add", 0.0, tuple(op.name for op in ops))
     return Graph(_parameters(count, size_bytes), (*ops, total))
 
 
@@ -55,27 +55,30 @@ def independent(pairs: Sequence[tuple[int, float]]) -> Graph:
     Args:
         pairs: (bytes, seconds of its op) of each transfer.
     """
-    ops = [Op(f"op{i}", seconds, reads=(f"w{i}",)) for i, (_, seconds) in enumerate(pairs)]
-    parameters = tuple(Parameter(f"w{i}", size) for i, (size, _) in enumerate(pairs))
+    ops = [GraphOp(f"op{i}", seconds, reads=(f"w{i}",)) for i, (_, seconds) in enumerate(pairs)]
+    parameters = tuple(GraphParameter(f"w{i}", size) for i, (size, _) in enumerate(pairs))
     return Graph(parameters, tuple(ops))
 
 
 def figure_1(size_bytes: tuple[int, int] = (1, 1), op_s: tuple[float, float] = (1.0, 1.0)) -> Graph:
     """TicTac, figure 1: op1 needs recv1; op2 needs op1 and recv2."""
     return Graph(
-        (Parameter("recv1", size_bytes[0]), Parameter("recv2", size_bytes[1])),
-        (Op("op1", op_s[0], reads=("recv1",)), Op("op2", op_s[1], ("op1",), reads=("recv2",))),
+        (GraphParameter("recv1", size_bytes[0]), GraphParameter("recv2", size_bytes[1])),
+        (
+            GraphOp("op1", op_s[0], reads=("recv1",)),
+            GraphOp("op2", op_s[1], ("op1",), reads=("recv2",)),
+        ),
     )
 
 
 def growing_joins() -> Graph:
     """TicTac, case 2 of section 4: opa needs A and B, opb needs opa and C, opc needs opb and D."""
     return Graph(
-        tuple(Parameter(name, 1) for name in "ABCD"),
+        tuple(GraphParameter(name, 1) for name in "ABCD"),
         (
-            Op("opa", 1.0, reads=("A", "B")),
-            Op("opb", 1.0, ("opa",), reads=("C",)),
-            Op("opc", 1.0, ("opb",), reads=("D",)),
+            GraphOp("opa", 1.0, reads=("A", "B")),
+            GraphOp("opb", 1.0, ("opa",), reads=("C",)),
+            GraphOp("opc", 1.0, ("opb",), reads=("D",)),
         ),
     )
 
@@ -103,7 +106,7 @@ def with_backward(forward: Graph, factor: float = 2.0) -> Graph:
         )
         for op in reversed(forward.ops)
     ]
-    return Graph(forward.parameters, (*forward.ops, Op("loss", 0.0, results), *backward))
+    return Graph(forward.parameters, (*forward.ops, GraphOp("loss", 0.0, results), *backward))
 
 
 def random_graph(
@@ -122,14 +125,16 @@ def random_graph(
             reads[k].add(pick.randrange(transfers))
         inputs = pick.sample(range(k), min(k, pick.randint(0, 3)))
         made.append(
-            Op(
+            GraphOp(
                 f"op{k}",
                 pick.uniform(0, longest_s),
                 tuple(f"op{i}" for i in sorted(inputs)),
                 reads=tuple(f"w{i}" for i in sorted(reads[k])),
             )
         )
-    parameters = tuple(Parameter(f"w{i}", pick.randint(1, most_bytes)) for i in range(transfers))
+    parameters = tuple(
+        GraphParameter(f"w{i}", pick.randint(1, most_bytes)) for i in range(transfers)
+    )
     return Graph(parameters, tuple(made))
 
 
@@ -141,30 +146,32 @@ def resnet_152(ops: int = 4655, layers: int = 121) -> Graph:
     """
     pick = random.Random(152)
     parameters = []
-    forward: list[Op] = []
+    forward: list[GraphOp] = []
     last: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     # Half of all ops, not counting the loss, are forward ops.
     small, more = divmod((ops - 1) // 2 - 3 * layers, layers)
     for layer in range(layers):
         names = tuple(f"{layer}.{part}" for part in ("weight", "scale", "offset"))
-        parameters += [Parameter(names[0], pick.randrange(_MIB, 6 * _MIB))]
-        parameters += [Parameter(name, 4096) for name in names[1:]]
-        forward.append(Op(f"{layer}.convolve", pick.uniform(1e-3, 3e-3), last, reads=names[:1]))
+        parameters += [GraphParameter(names[0], pick.randrange(_MIB, 6 * _MIB))]
+        parameters += [GraphParameter(name, 4096) for name in names[1:]]
+        forward.append(
+            GraphOp(f"{layer}.convolve", pick.uniform(1e-3, 3e-3), last, reads=names[:1])
+        )
         last = (forward[-1].name,)
-        forward.append(Op(f"{layer}.normalize", 3e-4, last, reads=names[1:]))
+        forward.append(GraphOp(f"{layer}.normalize", 3e-4, last, reads=names[1:]))
         last = (forward[-1].name,)
         if layer % 3 == 2:
             last = (*last, *skip)
         for number in range(small + (layer < more)):
-            forward.append(Op(f"{layer}.small{number}", 2e-5, last))
+            forward.append(GraphOp(f"{layer}.small{number}", 2e-5, last))
             last = (forward[-1].name,)
-        forward.append(Op(f"{layer}.activate", 1e-4, last))
+        forward.append(GraphOp(f"{layer}.activate", 1e-4, last))
         last = (forward[-1].name,)
         if layer % 3 == 2:
             skip = last
     return with_backward(Graph(tuple(parameters), tuple(forward)))
 
 
-def _parameters(count: int, size_bytes: int) -> tuple[Parameter, ...]:
-    return tuple(Parameter(f"w{i}", size_bytes) for i in range(count))
+def _parameters(count: int, size_bytes: int) -> tuple[GraphParameter, ...]:
+    return tuple(GraphParameter(f"w{i}", size_bytes) for i in range(count))

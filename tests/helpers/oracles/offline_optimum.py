@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.pricing.schedule import workers_needed
 
@@ -19,7 +19,7 @@ __all__ = ["offline_optimum"]
 
 
 def offline_optimum(
-    jobs: Sequence[Job],
+    jobs: Sequence[ClusterJob],
     machines: Machines,
     slots: int,
     quanta: int | Sequence[int],
@@ -48,7 +48,7 @@ def offline_optimum(
 def _add_job(
     model: _Model,
     capacity: dict[tuple[int, int, int], dict[int, float]],
-    job: Job,
+    job: ClusterJob,
     quanta: int,
     machines: Machines,
     slots: int,

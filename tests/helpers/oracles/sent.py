@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
-from hvd_order.planning.steps.delivery import LinkQueue, Transfer, piece_times
+from hvd_order.planning.steps.delivery import GradientDelivery, LinkQueue, piece_times
 from hvd_order.planning.steps.program import gradient_transfers
 
 __all__ = ["deliver", "max_lateness_s", "pull_order"]
 
 
 def deliver(
-    transfers: Sequence[Transfer],
+    transfers: Sequence[GradientDelivery],
     priorities: Priorities,
     link: LinkModel,
     slice_bytes: int | None = None,

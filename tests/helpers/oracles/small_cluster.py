@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 from helpers.oracles.offline_optimum import offline_optimum
 
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Amounts, Machine, Machines
 from hvd_order.cluster.model.speed import LocalitySpeed
 from hvd_order.cluster.model.utility import Steps
 from hvd_order.cluster.policies.interface import JobState, View
 from hvd_order.cluster.policies.pd_ors import PdOrs
 from hvd_order.cluster.pricing.prices import limits_for
-from hvd_order.cluster.pricing.schedule import Offer, Schedule
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.pricing.schedule import JobSchedule, Offer
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
 __all__ = ["compare_with_optimum", "small_instance", "speed"]
@@ -27,7 +27,7 @@ def speed(inside_s: float, outside_s: float) -> LocalitySpeed:
     return LocalitySpeed(inside_s, outside_s - inside_s, math.inf, 1.0)
 
 
-def small_instance(seed: int) -> tuple[Machines, list[Job], int]:
+def small_instance(seed: int) -> tuple[Machines, list[ClusterJob], int]:
     """Two or three machines, up to five jobs, three to five slots."""
     random = np.random.default_rng(seed)
     machines = Machines(
@@ -40,7 +40,7 @@ def small_instance(seed: int) -> tuple[Machines, list[Job], int]:
         inside = float(random.uniform(0.3, 0.8))
         worth = np.sort(random.uniform(1, 20, slots))[::-1]
         jobs.append(
-            Job(
+            ClusterJob(
                 f"j{i}", float(random.integers(0, slots - 1)), 4.0,
                 speed(inside, inside * float(random.uniform(1.0, 2.5))),
                 {"gpu": 1, "cpu": int(random.integers(1, 3))}, {"cpu": int(random.integers(1, 3))},
@@ -60,7 +60,7 @@ class Recorder(PdOrs):
         self.planned = 0.0  # worth, of the slots in which schedules end
         self._whole = False
 
-    def _best(self, state: JobState, view: View, slot: int) -> Schedule | None:
+    def _best(self, state: JobState, view: View, slot: int) -> JobSchedule | None:
         if state.job.name not in self.duals:
             self._whole = True
             best = super()._best(state, view, slot)
@@ -68,7 +68,7 @@ class Recorder(PdOrs):
             self.duals[state.job.name] = max(best.payoff, 0.0) if best is not None else 0.0
         return super()._best(state, view, slot)
 
-    def _sell(self, state: JobState, schedule: Schedule) -> None:
+    def _sell(self, state: JobState, schedule: JobSchedule) -> None:
         before = np.stack([self.prices(used) for used in self.used])
         super()._sell(state, schedule)
         self.planned += schedule.payoff + schedule.cost
@@ -95,7 +95,7 @@ def compare_with_optimum(seed: int) -> float:
     machines, jobs, slots = small_instance(seed)
     limits = limits_for(jobs, machines, 1.0, slots)
     policy = Recorder(machines, slots, limits, 4, "exact")
-    accepted: list[Outcome] = []
+    accepted: list[JobOutcome] = []
     rules = Rules(slot_s=1.0, until_s=float(slots))
     simulate(jobs, machines, policy, rules, ended=accepted.append)
     assert (policy.used <= machines.capacity + 1e-9).all()

@@ -20,10 +20,10 @@ from helpers.launching import launcher_environment, no_process_with
 from helpers.training import elastic_training
 
 from hvd_order.cluster.model.machines import Machine, Machines
-from hvd_order.cluster.model.placement import Placement
-from hvd_order.cluster.policies.interface import Decision, View
+from hvd_order.cluster.model.placement import JobPlacement
+from hvd_order.cluster.policies.interface import PolicyDecision, View
 from hvd_order.cluster.serve.local import LocalRunner
-from hvd_order.cluster.serve.scheduler import Scheduler, ServeRules
+from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules
 
 BEGINS = r"rank (\d+) of (\d+) pid (\d+) begins at (\d+)$"
 STEP = r"step (\d+) loss (\S+) at (\S+)$"
@@ -103,15 +103,15 @@ class Scripted:
         self.log = folder / "state" / "jobs" / "job" / "log"
         self.script = list(script)
 
-    def decide(self, view: View) -> Decision:
-        decision = Decision(wake_s=view.now_s + 0.1)
+    def decide(self, view: View) -> PolicyDecision:
+        decision = PolicyDecision(wake_s=view.now_s + 0.1)
         for name in (*view.waiting, *view.running):
             if self.script and self.script[0][0] in (
                 self.log.read_text() if self.log.exists() else ""
             ):
                 _, size = self.script.pop(0)
                 parts = [(machine, 1, 0) for machine in range(size)]
-                decision.place[name] = Placement.of(parts) if size else None
+                decision.place[name] = JobPlacement.of(parts) if size else None
         return decision
 
 
@@ -127,7 +127,7 @@ def test_a_job_grows_shrinks_stops_and_goes_on_at_its_commits(
     state = tmp_path / "state"
     policy = Scripted(tmp_path, [("", 1), ("waits at 20", 2), ("waits at 40", 1),
                                  ("waits at 60", 0), ("waits at 60", 2)])  # fmt: skip
-    scheduler = Scheduler(
+    scheduler = JobScheduler(
         state, tmp_path / "jobs.csv", machines, policy, LocalRunner(state / "jobs", 60),
         ServeRules(resize_s=0.0, once=True),
     )  # fmt: skip

@@ -22,10 +22,10 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link import watch
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
-from hvd_order.base.plan.plan_file import Candidate, Confirmed, Plan, read_plan
+from hvd_order.base.plan.plan_file import Confirmed, Plan, PlanCandidate, read_plan
 from hvd_order.engine import link_probe
 from hvd_order.engine.engine_host import running_host
-from hvd_order.planning.graph.graph import Parameter
+from hvd_order.planning.graph.graph import GraphParameter
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.tune import tune
 from hvd_order.planning.profiling.profiler import record_profile
@@ -54,14 +54,14 @@ class Network4(nn.Module):
         return x
 
 
-def parameters() -> tuple[Parameter, ...]:
-    return tuple(Parameter(n, p.nbytes) for n, p in Network4().named_parameters())
+def parameters() -> tuple[GraphParameter, ...]:
+    return tuple(GraphParameter(n, p.nbytes) for n, p in Network4().named_parameters())
 
 
 def plan_of(settings: SliceSettings, *rivals: SliceSettings, **more: Any) -> Plan:
     agreement: AgreementName = more.pop("agreement", "leader")
     candidates = tuple(
-        Candidate(replace(each, agreement=agreement), 0.01 * (i + 1))
+        PlanCandidate(replace(each, agreement=agreement), 0.01 * (i + 1))
         for i, each in enumerate((settings, *rivals))
     )
     order = more.pop("parameters", parameters())
@@ -170,7 +170,9 @@ def sent(trace: Path, rank: int) -> list[str]:
     return [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
 
 
-def slice_names(order: tuple[Parameter, ...], slice_bytes: int, split: bool = False) -> list[str]:
+def slice_names(
+    order: tuple[GraphParameter, ...], slice_bytes: int, split: bool = False
+) -> list[str]:
     """Of the engine's layout: a gradient's place ends with its use flag and is aligned."""
     tensors = [(p.name, (p.size_bytes // 64 + 1) * 64, 0) for p in order]
     layout = SliceLayout(tensors, slice_bytes, split=split)
@@ -333,7 +335,7 @@ def test_a_tuned_plan_is_tried_confirmed_and_then_taken(
     plan = tune(graph, Network.of_ring(2, 2e9, 1e-4), "four layers").plan
     first = plan.candidates[0].slice_settings  # it depends on what the profile has measured
     rival = replace(first, slice_bytes=4 * first.slice_bytes, credit_bytes=4 * first.credit_bytes)
-    plan = replace(plan, candidates=(plan.candidates[0], Candidate(rival, 1.0)))
+    plan = replace(plan, candidates=(plan.candidates[0], PlanCandidate(rival, 1.0)))
     plan.write(file)
     assert [p.name for p in plan.parameters] == [p.name for p in parameters()]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import hvd_order.torch as hvd
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.base.plan.plan_file import Candidate, Plan
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.base.plan.plan_file import Plan, PlanCandidate
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.registry import order
 
 SLICE_BYTES = 4096
@@ -53,7 +53,7 @@ class Branching(nn.Module):
 
 def graph() -> Graph:
     """Of that model on a device where the right branch takes long."""
-    parameters = tuple(Parameter(n, p.nbytes) for n, p in Branching().named_parameters())
+    parameters = tuple(GraphParameter(n, p.nbytes) for n, p in Branching().named_parameters())
     steps: Mapping[str, tuple[float, tuple[str, ...]]] = {
         "stem": (1e-3, ()),
         "left": (1e-3, ()),
@@ -63,12 +63,13 @@ def graph() -> Graph:
         "join": (1e-3, ("stem", "left_out", "right_out")),
     }
     ops = tuple(
-        Op(name, seconds, inputs, (name + OUTPUT,)) for name, (seconds, inputs) in steps.items()
+        GraphOp(name, seconds, inputs, (name + OUTPUT,))
+        for name, (seconds, inputs) in steps.items()
     )
     return Graph(parameters, ops)
 
 
-def ordered_by(heuristic: str) -> list[Parameter]:
+def ordered_by(heuristic: str) -> list[GraphParameter]:
     whole = graph()
     priorities = order(heuristic, whole, LINK)
     return sorted(whole.parameters, key=lambda parameter: priorities[parameter.name])
@@ -77,7 +78,7 @@ def ordered_by(heuristic: str) -> list[Parameter]:
 def write_plan(path: Path, heuristic: str) -> None:
     settings = SliceSettings(SLICE_BYTES, 4 * SLICE_BYTES)
     parameters = tuple(ordered_by(heuristic))
-    candidates = (Candidate(settings, 0.01),)
+    candidates = (PlanCandidate(settings, 0.01),)
     plan = Plan("branching", 2, LINK, heuristic, parameters, candidates, 0.005)
     plan.write(path)
 

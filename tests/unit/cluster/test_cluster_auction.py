@@ -11,9 +11,9 @@ from helpers.oracles.offline_optimum import offline_optimum
 from helpers.oracles.small_cluster import compare_with_optimum, speed
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Part
+from hvd_order.cluster.model.placement import MachinePart
 from hvd_order.cluster.model.speed import LocalitySpeed
 from hvd_order.cluster.model.utility import Constant, Steps
 from hvd_order.cluster.policies.interface import JobState, View
@@ -22,14 +22,14 @@ from hvd_order.cluster.policies.pd_ors import PdOrs
 from hvd_order.cluster.pricing.one_slot import Demand, OneSlot, _solve
 from hvd_order.cluster.pricing.prices import Prices, limits_for
 from hvd_order.cluster.pricing.rounding import covering_factor, packing_factor, round_randomly
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
 TWO = Machines.alike(2, {"gpu": 4})
 
 
-def job(name: str, quanta: int, inside: float, outside: float, worth: list[float]) -> Job:
-    return Job(
+def job(name: str, quanta: int, inside: float, outside: float, worth: list[float]) -> ClusterJob:
+    return ClusterJob(
         name, 0.0, quanta, speed(inside, outside), {"gpu": 1}, {"gpu": 1}, workers_per_server=2,
         requested=2, most=8, batch=8, utility=Steps(worth),
     )  # fmt: skip
@@ -43,11 +43,11 @@ C = job("C", 4, 0.5, 1.0, [9, 2.8, 2.5])
 class OwnQuanta(PdOrs):
     """Each job's work in as many parts as it has samples, as the vector has it."""
 
-    def quanta_of(self, job: Job) -> int:
+    def quanta_of(self, job: ClusterJob) -> int:
         return int(job.samples)
 
 
-def sold_in_order(jobs: list[Job]) -> tuple[PdOrs, float, dict[str, float]]:
+def sold_in_order(jobs: list[ClusterJob]) -> tuple[PdOrs, float, dict[str, float]]:
     """The policy after the jobs, their utility, and the payoff of each."""
     policy = OwnQuanta(TWO, 3, Prices(1.0, np.array([16.0])), 1, "exact")
     waiting: dict[str, JobState] = {}
@@ -79,7 +79,7 @@ def test_prices_that_make_no_sense_are_refused() -> None:
 
 def test_limits_of_oasis_machines() -> None:
     """One kind of job, two machines for workers and one for servers, computed by hand."""
-    one = Job(
+    one = ClusterJob(
         "one", 0.0, 8, LocalitySpeed(0.5, 0.0, 1.0, 1.0), {"unit": 2}, {"unit": 1},
         workers_per_server=1, requested=4, most=4, batch=4,
         utility=Steps([19.0 - k for k in range(19)]),
@@ -100,10 +100,12 @@ def test_three_jobs_two_machines_three_slots() -> None:
     assert utility == 37
     assert payoffs == pytest.approx({"A": 15.0, "B": 10.0, "C": 0.0})
     a, b = policy.accepted["A"], policy.accepted["B"]
-    assert [each.parts for each in a.placements.values()] == [(Part(0, 3, 1), Part(1, 0, 1))]
+    assert [each.parts for each in a.placements.values()] == [
+        (MachinePart(0, 3, 1), MachinePart(1, 0, 1))
+    ]
     assert (b.cost, b.last) == (7.0, 1)
-    assert b.placements[0].parts == (Part(1, 1, 1),)
-    assert b.placements[1].parts == (Part(0, 2, 1),)
+    assert b.placements[0].parts == (MachinePart(1, 1, 1),)
+    assert b.placements[1].parts == (MachinePart(0, 2, 1),)
     assert policy.used[:, :, 0].tolist() == [[4, 3], [3, 0], [0, 0]]
 
 
@@ -155,8 +157,10 @@ def test_rounding_keeps_the_mean_and_integers() -> None:
     assert set(rounded[:, 1].tolist()) == {3}
 
 
-def run(policy: PdOrs | Oasis, jobs: list[Job], machines: Machines, rules: Rules) -> list[Outcome]:
-    found: list[Outcome] = []
+def run(
+    policy: PdOrs | Oasis, jobs: list[ClusterJob], machines: Machines, rules: Rules
+) -> list[JobOutcome]:
+    found: list[JobOutcome] = []
     simulate(jobs, machines, policy, rules, ended=found.append)
     return found
 
@@ -215,7 +219,7 @@ def test_greedy_and_rounding_are_never_below_exact() -> None:
 
 
 def test_a_job_worth_nothing_is_refused() -> None:
-    worthless = Job("w", 0.0, 4, speed(0.5, 1.0), {"gpu": 1}, requested=1, most=4, batch=4,
+    worthless = ClusterJob("w", 0.0, 4, speed(0.5, 1.0), {"gpu": 1}, requested=1, most=4, batch=4,
                     utility=Constant(0.0))  # fmt: skip
     [outcome] = run(
         PdOrs(TWO, 3, Prices(1.0, np.array([16.0])), 4), [worthless], TWO, Rules(1.0, 3.0)

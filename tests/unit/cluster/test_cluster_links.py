@@ -14,44 +14,49 @@ from hvd_order.cluster.links.cassini import demand_of, shifts_of, time_shifts
 from hvd_order.cluster.links.circle import Demand, best_rotations, score
 from hvd_order.cluster.links.crux import correction, crux_levels, crux_priorities, intensity
 from hvd_order.cluster.links.fairness import shares
-from hvd_order.cluster.links.jobs import LinkJob, Sharing, Trace
+from hvd_order.cluster.links.jobs import LinkJob, LinkSharing, LinkTrace
 from hvd_order.cluster.links.levels import compress, cut
 from hvd_order.cluster.links.load import load_of
 from hvd_order.cluster.links.rates import LinkContention
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
-from hvd_order.cluster.links.step import Inside, Step, Transfer, step_of
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.links.step import Inside, LinkStep, LinkTransfer, step_of
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import JobState
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import simulate
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.graph.synthetic import chain
-from hvd_order.planning.predict.simulate import AllReduce, Schedule, Workload, ddp
+from hvd_order.planning.predict.simulate import (
+    AllReduceScenario,
+    StepWorkload,
+    TransferSchedule,
+    ddp,
+)
 from hvd_order.planning.predict.simulate import simulate as simulate_one
 
 MIB = 2**20
 ONE_LINK = [1.0]
 
 
-def barrier(compute_s: float, bytes_: float) -> Step:
+def barrier(compute_s: float, bytes_: float) -> LinkStep:
     """Computes, then transfers, then begins again."""
-    return Step((compute_s,), (Transfer(bytes_, 0, 0),))
+    return LinkStep((compute_s,), (LinkTransfer(bytes_, 0, 0),))
 
 
-def job(name: str, step: Step, *links: int, workers: int = 1) -> LinkJob:
+def job(name: str, step: LinkStep, *links: int, workers: int = 1) -> LinkJob:
     return LinkJob(name, step, dict.fromkeys(links, 1.0), workers)
 
 
 def by_priority(
     jobs: list[LinkJob], first: int, until_s: float, capacity: list[float] | None = None
-) -> list[Trace]:
+) -> list[LinkTrace]:
     levels = [int(i != first) for i in range(len(jobs))]
     zeros = [0.0] * len(jobs)
-    return simulate_shared(jobs, capacity or ONE_LINK, until_s, Sharing(levels, zeros, zeros))
+    return simulate_shared(jobs, capacity or ONE_LINK, until_s, LinkSharing(levels, zeros, zeros))
 
 
 # ------------------------------------------------------------------------ one link, by hand
@@ -66,7 +71,7 @@ def test_two_equal_jobs_share_a_link() -> None:
 
 def test_a_job_that_begins_later_by_its_transfer_does_not_disturb() -> None:
     both = [job("a", barrier(1, 1), 0), job("b", barrier(1, 1), 0)]
-    first, second = simulate_shared(both, ONE_LINK, 8, Sharing.fair(2, [0, 1]))
+    first, second = simulate_shared(both, ONE_LINK, 8, LinkSharing.fair(2, [0, 1]))
     assert first.starts_s == pytest.approx([0, 2, 4, 6])
     assert second.starts_s == pytest.approx([1, 3, 5, 7])
 
@@ -82,7 +87,7 @@ def test_the_end_of_one_transfer_speeds_up_the_other() -> None:
 
 def test_an_iteration_under_way_counts_when_it_takes_long() -> None:
     # The first job sends all the time: the second half of an iteration hides the first half's.
-    greedy = job("a", Step((0.0, 1.0), (Transfer(1, 0, 0), Transfer(1, 1, 1))), 0)
+    greedy = job("a", LinkStep((0.0, 1.0), (LinkTransfer(1, 0, 0), LinkTransfer(1, 1, 1))), 0)
     starved = job("b", barrier(0.5, 0.5), 0)
     traces = by_priority([greedy, starved], 0, 20)
     assert traces[0].iteration_s == pytest.approx(2)
@@ -98,18 +103,18 @@ def test_a_lower_level_gets_what_is_left() -> None:
 
 
 def test_a_ring_is_as_fast_as_its_narrowest_link() -> None:
-    ring = load_of(Placement.of([(0, 2, 0), (2, 1, 0), (5, 1, 0)]))
+    ring = load_of(JobPlacement.of([(0, 2, 0), (2, 1, 0), (5, 1, 0)]))
     assert ring == pytest.approx({0: 4 / 3, 2: 4 / 3, 5: 4 / 3})
     assert shares([ring], [0], [8, 1, 4, 1, 1, 8]) == pytest.approx([3.0])
-    assert load_of(Placement.of([(3, 4, 0)])) == {}
+    assert load_of(JobPlacement.of([(3, 4, 0)])) == {}
 
 
 def test_servers_load_the_links_that_their_traffic_crosses() -> None:
     # Machine 0: 2 workers and 1 of 2 servers; machine 1: a server; machine 2: a worker.
-    load = load_of(Placement.of([(0, 2, 1), (1, 0, 1), (2, 1, 0)]))
+    load = load_of(JobPlacement.of([(0, 2, 1), (1, 0, 1), (2, 1, 0)]))
     # Up from 0: half of 2 workers' gradients, and half the parameters to the worker on 2.
     assert load == pytest.approx({0: 1.5, 1: 1.5, 2: 1.0})
-    assert load_of(Placement.of([(0, 2, 2)])) == {}
+    assert load_of(JobPlacement.of([(0, 2, 2)])) == {}
 
 
 # ------------------------------------------------------------------------ order inside a job
@@ -137,9 +142,11 @@ def test_a_job_alone_takes_as_long_as_in_the_simulator_of_one_job(gbit: float) -
     forward = [draw.uniform(1e-3, 1e-2) for _ in range(count)]
     backward = [draw.uniform(1e-3, 2e-2) for _ in range(count)]
     sizes = [draw.randrange(1, 64) * 64 * 1024 for _ in range(count)]
-    work = Workload.chain([f"l{i}" for i in range(count)], forward, backward, [[s] for s in sizes])
+    work = StepWorkload.chain(
+        [f"l{i}" for i in range(count)], forward, backward, [[s] for s in sizes]
+    )
     seconds_per_byte = 8e-9 / gbit
-    link = AllReduce(0.0, seconds_per_byte, lanes=1)
+    link = AllReduceScenario(0.0, seconds_per_byte, lanes=1)
     graph = chain(forward, backward, sizes)
     merged, schedule = ddp(work)
     buckets = simulate_one(merged, link, schedule, steps=8).steady_s
@@ -147,7 +154,7 @@ def test_a_job_alone_takes_as_long_as_in_the_simulator_of_one_job(gbit: float) -
     slice_bytes = 16 * 1024
     orders: tuple[tuple[Inside, str], ...] = (("arrival", "arrival"), ("ordered", "priority"))
     for inside, policy in orders:
-        sliced = Schedule(slice_bytes, slice_bytes, policy)  # type: ignore[arg-type]
+        sliced = TransferSchedule(slice_bytes, slice_bytes, policy)  # type: ignore[arg-type]
         steady_s = simulate_one(work, link, sliced, steps=24).steady_s
         mine_s = alone_s(step_of(graph, inside), seconds_per_byte)
         # Slices cannot be interrupted: each op may wait for one that is under way.
@@ -164,21 +171,21 @@ def test_buckets_close_as_those_of_distributed_data_parallel() -> None:
 
 def test_updates_and_parameters_without_gradients_do_not_travel() -> None:
     graph = Graph(
-        (Parameter("w", 8), Parameter("frozen", 8)),
+        (GraphParameter("w", 8), GraphParameter("frozen", 8)),
         (
-            Op("f", 1.0, reads=("w", "frozen")),
-            Op("b", 1.0, ("f",), produces=("w",), phase="backward"),
-            Op("u", 5.0, ("b",), reads=("w",), phase="update"),
+            GraphOp("f", 1.0, reads=("w", "frozen")),
+            GraphOp("b", 1.0, ("f",), produces=("w",), phase="backward"),
+            GraphOp("u", 5.0, ("b",), reads=("w",), phase="update"),
         ),
     )
-    assert step_of(graph, "ordered") == Step((2.0,), (Transfer(8, 0, 0),))
+    assert step_of(graph, "ordered") == LinkStep((2.0,), (LinkTransfer(8, 0, 0),))
 
 
 def test_impossible_steps_and_simulations_are_refused() -> None:
     with pytest.raises(InvalidUsage, match="before <= after"):
-        Step((1.0, 1.0), (Transfer(8, 0, 1),))
+        LinkStep((1.0, 1.0), (LinkTransfer(8, 0, 1),))
     with pytest.raises(InvalidUsage, match="at least one that takes time"):
-        Step((0.0,), ())
+        LinkStep((0.0,), ())
     with pytest.raises(InvalidUsage, match="one of 1 links"):
         simulate_shared([job("a", barrier(1, 1), 1)], ONE_LINK, 5)
     with pytest.raises(InvalidUsage, match="until 0"):
@@ -216,8 +223,8 @@ def test_crux_priority_of_example_1() -> None:
 
 def test_crux_example_2() -> None:
     # Communication begins at half of the computation.
-    hidden = job("1", Step((2.0, 2.0), (Transfer(1, 0, 0),)), 0, workers=2)
-    exposed = job("2", Step((1.0, 1.0), (Transfer(3, 0, 0),)), 0, workers=12)
+    hidden = job("1", LinkStep((2.0, 2.0), (LinkTransfer(1, 0, 0),)), 0, workers=2)
+    exposed = job("2", LinkStep((1.0, 1.0), (LinkTransfer(3, 0, 0),)), 0, workers=12)
     assert intensity(hidden, ONE_LINK) == intensity(exposed, ONE_LINK)
     # Until the first job's third iteration ends.
     idle_s = [13 - by_priority([hidden, exposed], first, 13)[1].busy_s for first in (0, 1)]
@@ -330,10 +337,10 @@ APART = {1: 2.0, 2: 3.0, 3: 4.0}
 
 
 def state(name: str, *machines: int, graph: Graph | None = GRAPH) -> JobState:
-    asked = Job(name, 0.0, 100.0, TableSpeed({1: 2.0, 2: 4.0, 3: 6.0}, APART), {"gpu": 1},
+    asked = ClusterJob(name, 0.0, 100.0, TableSpeed({1: 2.0, 2: 4.0, 3: 6.0}, APART), {"gpu": 1},
                 requested=len(machines), most=3, graph=graph)  # fmt: skip
     found = JobState(asked, 0, MACHINES.amounts(asked.worker), MACHINES.amounts({}))
-    found.placement = Placement.of((machine, 1, 0) for machine in machines)
+    found.placement = JobPlacement.of((machine, 1, 0) for machine in machines)
     return found
 
 
@@ -392,7 +399,7 @@ def test_the_cluster_simulator_uses_the_rates() -> None:
     # Each takes a whole machine and a place on the one between them.
     machines = Machines.alike(3, {"gpu": 2}, MIB)
     speed = TableSpeed({1: 2.0, 2: 4.0, 3: 6.0}, APART)
-    jobs = [Job(name, 0.0, 300.0, speed, {"gpu": 1}, requested=3, most=3, graph=GRAPH)
+    jobs = [ClusterJob(name, 0.0, 300.0, speed, {"gpu": 1}, requested=3, most=3, graph=GRAPH)
             for name in "ab"]  # fmt: skip
     links = LinkContention(machines)
     together = rates(links, state("a", 0, 1), state("b", 2, 1))
@@ -400,7 +407,7 @@ def test_the_cluster_simulator_uses_the_rates() -> None:
     assert slow <= fast < 3.0
     ends: dict[str, float | None] = {}
 
-    def note(outcome: Outcome) -> None:
+    def note(outcome: JobOutcome) -> None:
         ends[outcome.name] = outcome.ended_s
 
     simulate(jobs, machines, Fifo(), rates=links, ended=note)

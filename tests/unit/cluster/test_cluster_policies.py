@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machine, Machines
-from hvd_order.cluster.model.placement import Part, Placement
+from hvd_order.cluster.model.placement import JobPlacement, MachinePart
 from hvd_order.cluster.model.speed import Speed, TableSpeed
 from hvd_order.cluster.policies.dorm import Dorm
 from hvd_order.cluster.policies.drf import Drf
 from hvd_order.cluster.policies.finish_time import FinishTime
-from hvd_order.cluster.policies.interface import Decision, JobState, Policy, View
+from hvd_order.cluster.policies.interface import ClusterPolicy, JobState, PolicyDecision, View
 from hvd_order.cluster.policies.ones import Ones
 from hvd_order.cluster.policies.ones.policy import batch_for
 from hvd_order.cluster.policies.ones.score import Lengths, remaining_worker_s
@@ -26,7 +26,7 @@ from hvd_order.cluster.policies.packing import pack
 from hvd_order.cluster.policies.registry import POLICIES, Known, policy
 from hvd_order.cluster.policies.srtf import Srtf
 from hvd_order.cluster.policies.tiresias import Tiresias
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.planning.predict.workers.closed_forms import OptimusAsync
 
@@ -36,8 +36,8 @@ LINEAR = TableSpeed({1: 1.0, 64: 64.0})  # a sample a second and worker
 def job(
     name: str, arrival_s: float, samples: float, requested: int = 1, most: int | None = None,
     speed: Speed = LINEAR, worker: Mapping[str, float] = {"gpu": 1}, **more: object,
-) -> Job:  # fmt: skip
-    return Job(
+) -> ClusterJob:  # fmt: skip
+    return ClusterJob(
         name, arrival_s, samples, speed, worker,
         requested=requested, most=most or requested, **more,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -48,10 +48,10 @@ def gpus(*counts: int) -> Machines:
 
 
 def run(
-    jobs: list[Job], machines: Machines, made: Policy, resize_s: float = 0.0,
+    jobs: list[ClusterJob], machines: Machines, made: ClusterPolicy, resize_s: float = 0.0,
     slot_s: float | None = None,
-) -> dict[str, Outcome]:  # fmt: skip
-    outcomes: dict[str, Outcome] = {}
+) -> dict[str, JobOutcome]:  # fmt: skip
+    outcomes: dict[str, JobOutcome] = {}
     rules = Rules(slot_s, resize_s=resize_s, keep_placements=True)
     simulate(jobs, machines, made, rules, ended=lambda o: outcomes.__setitem__(o.name, o))
     return outcomes
@@ -63,16 +63,18 @@ def ends(*args: object, **more: object) -> dict[str, float]:
 
 
 class Recorder:
-    def __init__(self, made: Policy) -> None:
+    def __init__(self, made: ClusterPolicy) -> None:
         self.made = made
-        self.decisions: list[Decision] = []
+        self.decisions: list[PolicyDecision] = []
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         self.decisions.append(self.made.decide(view))
         return self.decisions[-1]
 
 
-def counts(jobs: list[Job], machines: Machines, made: Policy, until_s: float) -> dict[str, int]:
+def counts(
+    jobs: list[ClusterJob], machines: Machines, made: ClusterPolicy, until_s: float
+) -> dict[str, int]:
     """Workers of all jobs after the decisions up to a moment."""
     recorder = Recorder(made)
     simulate(jobs, machines, recorder, Rules(until_s=until_s))
@@ -83,7 +85,7 @@ def counts(jobs: list[Job], machines: Machines, made: Policy, until_s: float) ->
     return found
 
 
-def state_of(made: Job, machines: Machines, number: int = 0) -> JobState:
+def state_of(made: ClusterJob, machines: Machines, number: int = 0) -> JobState:
     return JobState(made, number, machines.amounts(made.worker), machines.amounts(made.server))
 
 
@@ -137,7 +139,9 @@ def test_drf_counts_the_servers_that_workers_need() -> None:
     recorder = Recorder(Drf())
     simulate(jobs, machines, recorder, Rules(until_s=1))
     # A third worker of one would need a second server, and leave the other one below half.
-    assert recorder.decisions[0].place == {name: Placement((Part(0, 2, 1),)) for name in "ab"}
+    assert recorder.decisions[0].place == {
+        name: JobPlacement((MachinePart(0, 2, 1),)) for name in "ab"
+    }
 
 
 def test_drf_takes_from_a_job_for_a_new_one_and_gives_back_at_its_end() -> None:
@@ -202,14 +206,14 @@ def test_optimus_gives_a_server_if_that_saves_more_than_a_worker() -> None:
                server={"slot": 1}, workers_per_server=10)  # fmt: skip
     recorder = Recorder(Optimus())
     simulate([made], machines, recorder, Rules(until_s=1))
-    assert recorder.decisions[0].place == {"a": Placement((Part(0, 2, 2),))}
+    assert recorder.decisions[0].place == {"a": JobPlacement((MachinePart(0, 2, 2),))}
 
 
 def test_optimus_spreads_evenly_over_the_fewest_machines() -> None:
     machines = Machines.alike(3, {"gpu": 4, "cpu": 4})
     made = job("a", 0, 1, 6, worker={"gpu": 1, "cpu": 1}, server={"cpu": 1}, workers_per_server=3)
     placed = spread(state_of(made, machines), 6, machines.capacity)
-    assert placed == Placement((Part(0, 3, 1), Part(1, 3, 1)))
+    assert placed == JobPlacement((MachinePart(0, 3, 1), MachinePart(1, 3, 1)))
 
 
 # ---------------------------------------------------------------------------------------- tiresias
@@ -287,7 +291,7 @@ def test_ones_fills_free_places_at_once() -> None:
 def test_ones_search_prefers_the_job_with_less_left() -> None:
     machines = gpus(1)
     states = [state_of(job(name, 0, 100), machines, i) for i, name in enumerate("ab")]
-    states[0].placement = Placement((Part(0, 1),))
+    states[0].placement = JobPlacement((MachinePart(0, 1),))
     problem = Problem(
         states, np.array([1, 1]), np.array([1, 1]), np.array([[0.0, 1.0]] * 2),
         np.array([30.0, 30.0]), np.array([False, False]), np.array([True, True]),
@@ -342,4 +346,4 @@ def test_pack_puts_servers_first_where_workers_would_take_their_place() -> None:
     machines = Machines([Machine("m0", {"slot": 3}), Machine("m1", {"slot": 2})])
     made = job("a", 0, 1, worker={"slot": 1}, server={"slot": 3}, workers_per_server=1)
     placed = pack(state_of(made, machines), 1, machines.capacity)
-    assert placed == Placement((Part(0, 0, 1), Part(1, 1, 0)))
+    assert placed == JobPlacement((MachinePart(0, 0, 1), MachinePart(1, 1, 0)))

@@ -10,7 +10,7 @@ import pytest
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.workloads.load import load_jobs
 from hvd_order.planning.files.profile import Profile, Timing
-from hvd_order.planning.graph.graph import Op, Parameter
+from hvd_order.planning.graph.graph import GraphOp, GraphParameter
 
 HEAD = "name,workers,samples,profile,worker_batch,network_gbit,workers_per_server,mode\n"
 
@@ -21,13 +21,13 @@ def folder(tmp_path: Path) -> Path:
     draw = random.Random(1)
     names = ("w0", "w1", "w2", "w3")
     ops = (
-        Op("f", 8e-3, (), names, ()),
-        Op("b", 8e-3, ("f",), (), names, phase="backward"),
+        GraphOp("f", 8e-3, (), names, ()),
+        GraphOp("b", 8e-3, ("f",), (), names, phase="backward"),
     )
     timings = {
         op.name: Timing.of([8e-3 * (0.9 + 0.2 * draw.random()) for _ in range(20)]) for op in ops
     }
-    parameters = tuple(Parameter(name, 1_000_000) for name in names)
+    parameters = tuple(GraphParameter(name, 1_000_000) for name in names)
     Profile("one layer", {}, parameters, ops, timings).write(tmp_path / "p.json")
     return tmp_path
 

@@ -22,7 +22,7 @@ from helpers.cluster_runs import (
 from hvd_order.cluster.policies import registry
 from hvd_order.cluster.policies.registry import POLICIES
 from hvd_order.cluster.simulate.compare import Comparison, sample
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules
 from hvd_order.cluster.workloads.load import load_jobs
 from hvd_order.cluster.workloads.machines import parse_machines
@@ -125,8 +125,8 @@ def test_policies_that_are_not_said_to_draw_do_not(name: str, tmp_path: Path) ->
     path.write_text(TRACE)
     machines = parse_machines(MACHINES)
 
-    def ends(seed: int) -> list[Outcome]:
-        found: list[Outcome] = []
+    def ends(seed: int) -> list[JobOutcome]:
+        found: list[JobOutcome] = []
         rules = Rules(slot_s=600.0, until_s=12 * 3600.0)
         runs = Comparison(lambda _: load_jobs(path), False, machines, rules, [name], [seed])
         runs.run(name, seed, None, found.append)

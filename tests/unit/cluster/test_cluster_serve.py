@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Sigmoid
 from hvd_order.cluster.policies.fifo import Fifo
-from hvd_order.cluster.policies.interface import Decision
+from hvd_order.cluster.policies.interface import PolicyDecision
 from hvd_order.cluster.serve.jobs_file import SLOT, read_jobs
 from hvd_order.cluster.serve.journal import Journal, decision_of, noted
 from hvd_order.cluster.serve.ledger import Ledger
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
 
@@ -34,7 +34,7 @@ def test_a_table_of_jobs_is_read(tmp_path: Path) -> None:
     assert (one.job.requested, one.job.least, one.job.most) == (2, 1, 2)
     assert one.job.alone_s() == pytest.approx(60)
     assert two.job.alone_s() == pytest.approx(50)
-    assert two.job.samples_per_s(Placement.of([(0, 2, 0)])) == pytest.approx(19)
+    assert two.job.samples_per_s(JobPlacement.of([(0, 2, 0)])) == pytest.approx(19)
     assert two.job.utility == Sigmoid(3, 0.1, 20)
 
 
@@ -60,7 +60,9 @@ def test_a_wrong_table_is_refused_with_its_line(tmp_path: Path, text: str, says:
 
 def test_a_line_that_a_crash_cut_off_is_forgotten(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
-    placed = Decision({"a": Placement.of([(0, 2, 0), (1, 1, 0)], batch=8), "b": None}, ["c"], 7.5)
+    placed = PolicyDecision(
+        {"a": JobPlacement.of([(0, 2, 0), (1, 1, 0)], batch=8), "b": None}, ["c"], 7.5
+    )
     journal.add("asked", 1.5, **noted(placed))
     with (tmp_path / "journal").open("a") as file:
         file.write('{"what": "asked", "at_')
@@ -79,12 +81,12 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_real_jobs_that_take_as_long_as_simulated_ones_have_the_same_outcomes() -> None:
     jobs = [
-        Job(f"j{k}", 3.0 * k, 40.0 + 7 * k, TableSpeed({1: 1.0, 2: 1.8, 3: 2.5}), {SLOT: 1.0},
-            requested=1 + k % 3, most=3)
+        ClusterJob(f"j{k}", 3.0 * k, 40.0 + 7 * k, TableSpeed({1: 1.0, 2: 1.8, 3: 2.5}),
+            {SLOT: 1.0}, requested=1 + k % 3, most=3)
         for k in range(8)
     ]  # fmt: skip
     machines = Machines.alike(2, {SLOT: 2.0})
-    simulated: list[Outcome] = []
+    simulated: list[JobOutcome] = []
     simulate(jobs, machines, Fifo(), Rules(start_s=2.0, resize_s=2.0), ended=simulated.append)
     ledger, policy = Ledger(machines, None, 2.0), Fifo()
     coming = list(jobs)
@@ -109,17 +111,17 @@ def test_real_jobs_that_take_as_long_as_simulated_ones_have_the_same_outcomes() 
 
 def test_an_impossible_decision_is_refused() -> None:
     ledger = Ledger(Machines.alike(1, {SLOT: 2.0}), None, 0.0)
-    ledger.arrive(Job("a", 0.0, 10.0, TableSpeed({1: 1.0}), {SLOT: 1.0}, most=3), 0.0)
+    ledger.arrive(ClusterJob("a", 0.0, 10.0, TableSpeed({1: 1.0}), {SLOT: 1.0}, most=3), 0.0)
     with pytest.raises(InvalidUsage, match="more than machine 'm0' has"):
-        ledger.apply(Decision({"a": Placement.of([(0, 3, 0)])}), 1.0)
+        ledger.apply(PolicyDecision({"a": JobPlacement.of([(0, 3, 0)])}), 1.0)
     with pytest.raises(InvalidUsage, match="'b', which is not in the cluster"):
-        ledger.apply(Decision({"b": None}), 1.0)
+        ledger.apply(PolicyDecision({"b": None}), 1.0)
 
 
 def test_what_a_job_says_of_its_progress_replaces_the_estimate() -> None:
     ledger = Ledger(Machines.alike(1, {SLOT: 2.0}), None, 5.0)
-    ledger.arrive(Job("a", 0.0, 100.0, TableSpeed({1: 1.0}), {SLOT: 1.0}), 0.0)
-    ledger.apply(Decision({"a": Placement.of([(0, 1, 0)])}), 0.0)
+    ledger.arrive(ClusterJob("a", 0.0, 100.0, TableSpeed({1: 1.0}), {SLOT: 1.0}), 0.0)
+    ledger.apply(PolicyDecision({"a": JobPlacement.of([(0, 1, 0)])}), 0.0)
     state = ledger.state("a")
     assert state is not None
     assert state.done(25.0) == pytest.approx(20.0)

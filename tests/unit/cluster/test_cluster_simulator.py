@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job, check_job
+from hvd_order.cluster.model.job import ClusterJob, check_job
 from hvd_order.cluster.model.machines import Machine, Machines
-from hvd_order.cluster.model.placement import Part, Placement
+from hvd_order.cluster.model.placement import JobPlacement, MachinePart
 from hvd_order.cluster.model.speed import LocalitySpeed, TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Steps
 from hvd_order.cluster.policies.fifo import Fifo
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack
 from hvd_order.cluster.policies.registry import Known, policy
-from hvd_order.cluster.simulate.outcome import Outcome, PlacementInterval, Summary
+from hvd_order.cluster.simulate.outcome import JobOutcome, PlacementInterval, Summary
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
 ONE = Machines.alike(1, {"gpu": 4})
@@ -26,39 +26,39 @@ ONE = Machines.alike(1, {"gpu": 4})
 
 def job(
     name: str, arrival_s: float = 0.0, seconds: float = 10.0, workers: int = 1, **more: object
-) -> Job:
+) -> ClusterJob:
     """A job that takes so long with its workers, and less with more of them."""
     speed = TableSpeed({1: 1.0, 8: 8.0})
-    return Job(name, arrival_s, seconds * workers, speed, {"gpu": 1}, requested=workers, most=8,
-               **more)  # type: ignore[arg-type]  # fmt: skip
+    return ClusterJob(name, arrival_s, seconds * workers, speed, {"gpu": 1}, requested=workers,
+                      most=8, **more)  # type: ignore[arg-type]  # fmt: skip
 
 
 class Scripted:
     """Does at each time what it is told."""
 
-    def __init__(self, script: Mapping[float, Decision]) -> None:
+    def __init__(self, script: Mapping[float, PolicyDecision]) -> None:
         self._script = dict(script)
 
-    def decide(self, view: View) -> Decision:
-        decision = self._script.pop(view.now_s, Decision())
+    def decide(self, view: View) -> PolicyDecision:
+        decision = self._script.pop(view.now_s, PolicyDecision())
         decision.wake_s = min(self._script, default=None)
         return decision
 
 
-def on(workers: int, machine: int = 0) -> Placement:
-    return Placement((Part(machine, workers),))
+def on(workers: int, machine: int = 0) -> JobPlacement:
+    return JobPlacement((MachinePart(machine, workers),))
 
 
 def run(
-    jobs: Iterable[Job],
+    jobs: Iterable[ClusterJob],
     policy: object,
     rules: Rules | None = None,
     machines: Machines = ONE,
     rates: Callable[[Mapping[str, JobState]], Mapping[str, float]] | None = None,
-) -> tuple[dict[str, Outcome], Summary]:
-    found: dict[str, Outcome] = {}
+) -> tuple[dict[str, JobOutcome], Summary]:
+    found: dict[str, JobOutcome] = {}
 
-    def ended(outcome: Outcome) -> None:
+    def ended(outcome: JobOutcome) -> None:
         found[outcome.name] = outcome
 
     return found, simulate(jobs, machines, policy, rules, rates=rates, ended=ended)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_fifo_by_hand() -> None:
 
 def test_a_resize_keeps_progress_and_costs_its_time() -> None:
     """5 s with 1 worker, 2 s of standstill, the other 15 samples with 3 workers."""
-    script = {0.0: Decision({"a": on(1)}), 5.0: Decision({"a": on(3)})}
+    script = {0.0: PolicyDecision({"a": on(1)}), 5.0: PolicyDecision({"a": on(3)})}
     found, _ = run([job("a", 0, 20)], Scripted(script), Rules(resize_s=2.0))
     assert found["a"].ended_s == pytest.approx(5 + 2 + 5)
     assert (found["a"].changes, found["a"].worker_s) == (1, pytest.approx(5 + 3 * 7))
@@ -88,9 +88,9 @@ def test_a_resize_keeps_progress_and_costs_its_time() -> None:
 
 def test_a_stopped_job_goes_on_where_it_stopped() -> None:
     script = {
-        0.0: Decision({"a": on(1)}),
-        4.0: Decision({"a": None}),
-        9.0: Decision({"a": on(1)}),
+        0.0: PolicyDecision({"a": on(1)}),
+        4.0: PolicyDecision({"a": None}),
+        9.0: PolicyDecision({"a": on(1)}),
     }
     found, _ = run([job("a", 0, 10)], Scripted(script), Rules(start_s=1.0, resize_s=2.0))
     assert found["a"].ended_s == pytest.approx(9 + 2 + (10 - 3))
@@ -99,11 +99,11 @@ def test_a_stopped_job_goes_on_where_it_stopped() -> None:
 
 def test_swapping_two_jobs_needs_no_room_for_both() -> None:
     script = {
-        0.0: Decision({"a": on(4)}),
-        1.0: Decision({"b": on(4), "a": None}),
-        2.0: Decision({"a": on(4), "b": None}),
-        3.0: Decision({"b": on(4), "a": None}),
-        4.0: Decision({"a": on(4)}),
+        0.0: PolicyDecision({"a": on(4)}),
+        1.0: PolicyDecision({"b": on(4), "a": None}),
+        2.0: PolicyDecision({"a": on(4), "b": None}),
+        3.0: PolicyDecision({"b": on(4), "a": None}),
+        4.0: PolicyDecision({"a": on(4)}),
     }
     found, _ = run([job("a", 0, 3, 4), job("b", 0, 2, 4)], Scripted(script))
     assert (found["a"].ended_s, found["b"].ended_s) == (pytest.approx(5), pytest.approx(4))
@@ -150,20 +150,23 @@ def test_finish_time_fairness_is_one_where_nobody_waits() -> None:
 @pytest.mark.parametrize(
     ("script", "text"),
     [
-        ({0.0: Decision({"a": on(5)})}, "more of 'gpu' than machine 'm0'"),
-        ({0.0: Decision({"x": on(1)})}, "'x', which is not in the cluster"),
-        ({0.0: Decision()}, "lets job 'a' wait"),
-        ({0.0: Decision({"a": on(1)}), 1.0: Decision(reject=["a"])}, "which does not wait"),
+        ({0.0: PolicyDecision({"a": on(5)})}, "more of 'gpu' than machine 'm0'"),
+        ({0.0: PolicyDecision({"x": on(1)})}, "'x', which is not in the cluster"),
+        ({0.0: PolicyDecision()}, "lets job 'a' wait"),
+        (
+            {0.0: PolicyDecision({"a": on(1)}), 1.0: PolicyDecision(reject=["a"])},
+            "which does not wait",
+        ),
     ],
 )
-def test_impossible_decisions_are_named(script: Mapping[float, Decision], text: str) -> None:
+def test_impossible_decisions_are_named(script: Mapping[float, PolicyDecision], text: str) -> None:
     with pytest.raises(InvalidUsage, match=text):
         run([job("a")], Scripted(script))
 
 
 def test_a_policy_that_asks_for_the_past_is_refused() -> None:
     class Now(Fifo):
-        def decide(self, view: View) -> Decision:
+        def decide(self, view: View) -> PolicyDecision:
             decision = super().decide(view)
             decision.wake_s = view.now_s
             return decision
@@ -179,7 +182,7 @@ def test_a_policy_that_asks_for_the_past_is_refused() -> None:
         ([job("a", 0), job("a", 1)], "two jobs are called 'a'"),
     ],
 )
-def test_bad_lists_of_jobs_are_refused(jobs: list[Job], text: str) -> None:
+def test_bad_lists_of_jobs_are_refused(jobs: list[ClusterJob], text: str) -> None:
     with pytest.raises(InvalidUsage, match=text):
         run(jobs, Fifo())
 
@@ -192,7 +195,7 @@ def test_bad_lists_of_jobs_are_refused(jobs: list[Job], text: str) -> None:
     ],
 )
 def test_a_job_that_no_machine_can_hold(demand: dict[str, float], text: str) -> None:
-    one = Job("big", 0.0, 1.0, TableSpeed({1: 1.0}), demand)
+    one = ClusterJob("big", 0.0, 1.0, TableSpeed({1: 1.0}), demand)
     with pytest.raises(InvalidUsage, match=text):
         check_job(one, ONE)
 
@@ -212,7 +215,7 @@ def test_jobs_with_impossible_numbers(change: dict[str, object], text: str) -> N
     arguments = {"name": "j", "arrival_s": 0.0, "samples": 1.0, "speed": TableSpeed({1: 1.0}),
                  "worker": {"gpu": 1}, **change}  # fmt: skip
     with pytest.raises(InvalidUsage, match=text):
-        Job(**arguments)  # type: ignore[arg-type]
+        ClusterJob(**arguments)  # type: ignore[arg-type]
 
 
 def test_machines_with_impossible_numbers() -> None:
@@ -229,16 +232,16 @@ def test_packing_prefers_the_fullest_machine_that_holds_all() -> None:
     state = JobState(job("a", workers=2), 0, np.array([1.0]), np.array([0.0]))
     free = np.array([[4.0], [2.0], [3.0]])
     assert pack(state, 2, free) == on(2, 1)
-    assert pack(state, 5, free) == Placement((Part(0, 4), Part(2, 1)))
+    assert pack(state, 5, free) == JobPlacement((MachinePart(0, 4), MachinePart(2, 1)))
     assert pack(state, 10, free) is None
     assert len(machines) == 3
 
 
 def test_packing_finds_room_for_servers() -> None:
-    one = Job("a", 0.0, 1.0, TableSpeed({1: 1.0}), {"gpu": 1}, {"gpu": 1}, 2, 4, 1, 8)
+    one = ClusterJob("a", 0.0, 1.0, TableSpeed({1: 1.0}), {"gpu": 1}, {"gpu": 1}, 2, 4, 1, 8)
     state = JobState(one, 0, np.array([1.0]), np.array([1.0]))
     placement = pack(state, 4, np.array([[4.0], [2.0]]))
-    assert placement == Placement((Part(0, 4, 0), Part(1, 0, 2)))
+    assert placement == JobPlacement((MachinePart(0, 4, 0), MachinePart(1, 0, 2)))
     assert pack(state, 4, np.array([[4.0], [1.0]])) is None
 
 
@@ -261,7 +264,9 @@ def test_utilities() -> None:
 
 def test_a_large_batch_is_worth_less_than_its_samples() -> None:
     one = job("a", batch=128, most_batch=512, noise_scale=256.0)
-    assert one.samples_per_s(Placement((Part(0, 2),), batch=512)) == pytest.approx(2 * 384 / 768)
+    assert one.samples_per_s(JobPlacement((MachinePart(0, 2),), batch=512)) == pytest.approx(
+        2 * 384 / 768
+    )
 
 
 def test_unknown_policies_and_runs_without_slots() -> None:

@@ -15,13 +15,13 @@ from helpers.oracles.sent import deliver, max_lateness_s
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.bounds.bound import chain_optimum_s, program_optimum_s, step_bound_s
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.baselines import arrival, random_order
 from hvd_order.planning.orders.due_date import due_date
 from hvd_order.planning.orders.merge import merge_best, merge_pairs
 from hvd_order.planning.orders.registry import order, slices
 from hvd_order.planning.orders.slicing import p3
-from hvd_order.planning.steps.delivery import Transfer
+from hvd_order.planning.steps.delivery import GradientDelivery
 from hvd_order.planning.steps.program import gradient_transfers, steady_step_s
 
 SECONDS = LinkModel(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
@@ -35,7 +35,7 @@ def test_the_front_layer_overtakes() -> None:
     # time      0    2     3    5      8
     # ready     fc         conv
     # link      fc fc fc   conv conv   fc fc
-    transfers = [Transfer("conv", 2, 3.0, 0.0), Transfer("fc", 5, 0.0, 0.0)]
+    transfers = [GradientDelivery("conv", 2, 3.0, 0.0), GradientDelivery("fc", 5, 0.0, 0.0)]
     assert deliver(transfers, {"conv": 0, "fc": 1}, SECONDS) == {"conv": 5.0, "fc": 7.0}
     assert deliver(transfers, {"conv": 1, "fc": 0}, SECONDS) == {"conv": 7.0, "fc": 5.0}
 
@@ -43,7 +43,7 @@ def test_the_front_layer_overtakes() -> None:
 def test_a_slice_in_flight_is_not_interrupted() -> None:
     # time      0      2.5     5      7.5    9
     # link      fc/0   fc/1    conv   fc/2           half a second each slice; latency at the end
-    transfers = [Transfer("conv", 2, 3.0, 0.0), Transfer("fc", 5, 0.0, 0.0)]
+    transfers = [GradientDelivery("conv", 2, 3.0, 0.0), GradientDelivery("fc", 5, 0.0, 0.0)]
     link = LinkModel(latency_s=10.0, slice_cost_s=0.5, seconds_per_byte=1.0)
     arrived = deliver(transfers, {"conv": 0, "fc": 1}, link, slice_bytes=2)
     assert arrived == {"conv": 17.5, "fc": 19.0}
@@ -142,7 +142,7 @@ def training_graph(pick: random.Random, transfers: int, ops: int) -> Graph:
 def after_one_another(first: Graph, second: Graph) -> Graph:
     """Two models in turns, as a GAN's: the second is read after the first has its gradients."""
 
-    def renamed(graph: Graph, mark: str) -> tuple[list[Parameter], list[Op]]:
+    def renamed(graph: Graph, mark: str) -> tuple[list[GraphParameter], list[GraphOp]]:
         def names(of: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(mark + name for name in of)
 
@@ -168,7 +168,7 @@ def programs(graph: Graph) -> list[Graph]:
     """The same graph in every order in which its ops can run."""
     found: list[Graph] = []
 
-    def extend(done: list[Op], names: set[str], left: list[Op]) -> None:
+    def extend(done: list[GraphOp], names: set[str], left: list[GraphOp]) -> None:
         if not left:
             found.append(Graph(graph.parameters, tuple(done)))
         for op in left:
@@ -247,18 +247,20 @@ def test_no_schedule_on_two_streams_beats_the_bound() -> None:
 
 
 def test_several_streams_need_more_than_program_order() -> None:
-    graph = Graph((), (Op("a", 1.0), Op("b", 1.0, resource="copy engine")))
+    graph = Graph((), (GraphOp("a", 1.0), GraphOp("b", 1.0, resource="copy engine")))
     with pytest.raises(InvalidUsage, match="compute, copy engine"):
         program_optimum_s(graph, SECONDS)
 
 
 def test_a_model_without_parameters_takes_as_long_as_it_computes() -> None:
     assert chain_optimum_s([], [], []) == 0.0
-    assert program_optimum_s(Graph((), (Op("a", 2.0),)), SECONDS) == pytest.approx(2.0)
+    assert program_optimum_s(Graph((), (GraphOp("a", 2.0),)), SECONDS) == pytest.approx(2.0)
 
 
 def test_a_gradient_for_a_parameter_that_nothing_reads_still_has_to_travel() -> None:
-    graph = Graph((Parameter("w", 9),), (Op("a", 1.0), Op("b", 2.0, produces=("w",))))
+    graph = Graph(
+        (GraphParameter("w", 9),), (GraphOp("a", 1.0), GraphOp("b", 2.0, produces=("w",)))
+    )
     assert program_optimum_s(graph, SECONDS) == pytest.approx(11.0)  # 9, and 2 to compute it anew
     assert step_bound_s(graph, SECONDS) == pytest.approx(11.0)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.base.plan.plan_file import Candidate, Confirmed, Plan, read_plan
-from hvd_order.planning.graph.graph import Parameter
+from hvd_order.base.plan.plan_file import Confirmed, Plan, PlanCandidate, read_plan
+from hvd_order.planning.graph.graph import GraphParameter
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,14 +27,14 @@ def example() -> Plan:
         ranks=4,
         link=LinkModel(5e-4, 3e-4, 8.7e-9),
         order="due_date",
-        parameters=(Parameter("fc.weight", 4096), Parameter("fc.bias", 64)),
+        parameters=(GraphParameter("fc.weight", 4096), GraphParameter("fc.bias", 64)),
         candidates=(
             # A number that needs all its digits.
-            Candidate(SliceSettings(2048, 4096, agreement="planned"), 0.1 + 0.2),
-            Candidate(SliceSettings(2**20, 2**22, "arrival", "planned"), 0.5),
+            PlanCandidate(SliceSettings(2048, 4096, agreement="planned"), 0.1 + 0.2),
+            PlanCandidate(SliceSettings(2**20, 2**22, "arrival", "planned"), 0.5),
         ),
         bound_s=0.25,
-        idle=(Parameter("pooler.weight", 512),),
+        idle=(GraphParameter("pooler.weight", 512),),
         issue_order=("fc.weight[1]", "fc.bias", "fc.weight[0]"),
         confirmed=Confirmed(SliceSettings(2048, 4096, cross_iteration=False), 0.31, 4),
     )
@@ -53,17 +53,17 @@ choices = st.builds(
 
 
 @st.composite
-def candidate_lists(draw: st.DrawFn) -> tuple[Candidate, ...]:
+def candidate_lists(draw: st.DrawFn) -> tuple[PlanCandidate, ...]:
     """Candidates of a plan: one agreement, and all overlap with the next step."""
     agreement = draw(agreements)
     return tuple(
-        Candidate(replace(each, agreement=agreement, cross_iteration=True), draw(seconds))
+        PlanCandidate(replace(each, agreement=agreement, cross_iteration=True), draw(seconds))
         for each in draw(st.lists(choices, min_size=1, max_size=4))
     )
 
 
 parameters = st.lists(
-    st.builds(Parameter, st.text(min_size=1), st.integers(0, 2**40)),
+    st.builds(GraphParameter, st.text(min_size=1), st.integers(0, 2**40)),
     max_size=6, unique_by=lambda parameter: parameter.name,
 )  # fmt: skip
 

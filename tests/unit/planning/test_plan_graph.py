@@ -8,11 +8,11 @@ import pytest
 from helpers.oracles.graphs import chain, figure_1, parallel, sequential, with_backward
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.graph.graph import Graph, Op, Parameter, members
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter, members
 from hvd_order.planning.steps.program import gradient_transfers, unhindered
 
-W = Parameter("w", 8)
-V = Parameter("v", 4)
+W = GraphParameter("w", 8)
+V = GraphParameter("v", 4)
 
 
 def names(graph: Graph, mask: int) -> set[str]:
@@ -25,10 +25,10 @@ def test_an_op_needs_what_its_inputs_need() -> None:
 
 
 def test_ops_run_in_the_order_given_but_behind_their_inputs() -> None:
-    late = Op("late", 1.0, inputs=("early", "middle"))
-    graph = Graph((), (late, Op("middle", 1.0), Op("early", 1.0), Op("free", 1.0)))
+    late = GraphOp("late", 1.0, inputs=("early", "middle"))
+    graph = Graph((), (late, GraphOp("middle", 1.0), GraphOp("early", 1.0), GraphOp("free", 1.0)))
     assert [op.name for op in graph.ops] == ["middle", "early", "late", "free"]
-    twice = Graph((), (Op("square", 1.0, inputs=("x", "x")), Op("x", 1.0)))
+    twice = Graph((), (GraphOp("square", 1.0, inputs=("x", "x")), GraphOp("x", 1.0)))
     assert [op.name for op in twice.ops] == ["x", "square"]
 
 
@@ -43,22 +43,22 @@ def test_a_gradient_is_due_when_its_reader_starts_in_the_next_step() -> None:
 
 def test_resources_run_side_by_side_but_for_what_they_need_of_each_other() -> None:
     ops = (
-        Op("a", 2.0),
-        Op("copy", 3.0, resource="copy engine"),
-        Op("b", 1.0),
-        Op("c", 1.0, inputs=("copy",)),
+        GraphOp("a", 2.0),
+        GraphOp("copy", 3.0, resource="copy engine"),
+        GraphOp("b", 1.0),
+        GraphOp("c", 1.0, inputs=("copy",)),
     )
     assert unhindered(Graph((), ops)) == [(0.0, 2.0), (0.0, 3.0), (2.0, 3.0), (3.0, 4.0)]
 
 
 def test_a_tied_parameter_is_ready_with_its_last_gradient_and_due_at_its_first_reader() -> None:
     ops = (
-        Op("embed", 1.0, reads=("w",)),
-        Op("mix", 1.0, ("embed",), reads=("v",)),
-        Op("project", 1.0, ("mix",), reads=("w",)),
-        Op("project.grad", 1.0, ("project",), produces=("w",)),
-        Op("mix.grad", 1.0, ("project.grad",), produces=("v",)),
-        Op("embed.grad", 1.0, ("mix.grad",), produces=("w",)),
+        GraphOp("embed", 1.0, reads=("w",)),
+        GraphOp("mix", 1.0, ("embed",), reads=("v",)),
+        GraphOp("project", 1.0, ("mix",), reads=("w",)),
+        GraphOp("project.grad", 1.0, ("project",), produces=("w",)),
+        GraphOp("mix.grad", 1.0, ("project.grad",), produces=("v",)),
+        GraphOp("embed.grad", 1.0, ("mix.grad",), produces=("w",)),
     )
     tied = gradient_transfers(Graph((W, V), ops))[0]
     assert (tied.release_s, tied.due_s) == (6.0, 6.0)
@@ -75,22 +75,30 @@ def test_the_backward_pass_mirrors_the_forward_pass() -> None:
 @pytest.mark.parametrize(
     ("ops", "message"),
     [
-        ((Op("a", 1.0), Op("a", 2.0)), "the op 'a' is listed 2 times"),
-        ((Op("a", -1.0),), "the op 'a' takes -1.0 s"),
-        ((Op("a", math.nan),), "the op 'a' takes nan s"),
-        ((Op("a", math.inf),), "the op 'a' takes inf s"),
-        ((Op("a", 1.0, ("b",)),), "the op 'a' needs the op 'b', which the graph lacks"),
-        ((Op("a", 1.0, reads=("x",)),), "the op 'a' reads the parameter 'x', which"),
-        ((Op("a", 1.0, produces=("x",)),), "the op 'a' produces the parameter 'x', which"),
-        ((Op("a", 1.0, ("a",)),), "'a' -> 'a'"),
+        ((GraphOp("a", 1.0), GraphOp("a", 2.0)), "the op 'a' is listed 2 times"),
+        ((GraphOp("a", -1.0),), "the op 'a' takes -1.0 s"),
+        ((GraphOp("a", math.nan),), "the op 'a' takes nan s"),
+        ((GraphOp("a", math.inf),), "the op 'a' takes inf s"),
+        ((GraphOp("a", 1.0, ("b",)),), "the op 'a' needs the op 'b', which the graph lacks"),
+        ((GraphOp("a", 1.0, reads=("x",)),), "the op 'a' reads the parameter 'x', which"),
+        ((GraphOp("a", 1.0, produces=("x",)),), "the op 'a' produces the parameter 'x', which"),
+        ((GraphOp("a", 1.0, ("a",)),), "'a' -> 'a'"),
         (
-            (Op("z", 1.0), Op("a", 1, ("c", "z")), Op("b", 1, ("a",)), Op("c", 1, ("b",))),
+            (
+                GraphOp("z", 1.0),
+                GraphOp("a", 1, ("c", "z")),
+                GraphOp("b", 1, ("a",)),
+                GraphOp("c", 1, ("b",)),
+            ),
             "'a' -> 'c' -> 'b' -> 'a'",
         ),
-        ((Op("in", 1, ("a",)), Op("a", 1.0, ("b",)), Op("b", 1.0, ("a",))), "'a' -> 'b' -> 'a'"),
+        (
+            (GraphOp("in", 1, ("a",)), GraphOp("a", 1.0, ("b",)), GraphOp("b", 1.0, ("a",))),
+            "'a' -> 'b' -> 'a'",
+        ),
     ],
 )
-def test_mistakes_are_named(ops: tuple[Op, ...], message: str) -> None:
+def test_mistakes_are_named(ops: tuple[GraphOp, ...], message: str) -> None:
     with pytest.raises(InvalidUsage) as raised:
         Graph((W,), ops)
     assert message in str(raised.value)
@@ -100,7 +108,7 @@ def test_mistakes_in_parameters_are_named() -> None:
     with pytest.raises(InvalidUsage, match="parameter 'w' is listed 2 times"):
         Graph((W, W), ())
     with pytest.raises(InvalidUsage, match="parameter 'w' has a size of -1 bytes"):
-        Graph((Parameter("w", -1),), ())
+        Graph((GraphParameter("w", -1),), ())
 
 
 def test_positions_of_a_set() -> None:

@@ -15,7 +15,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.busy_union import LinkUse
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing, read_profile
-from hvd_order.planning.graph.graph import Op, Parameter
+from hvd_order.planning.graph.graph import GraphOp, GraphParameter
 from hvd_order.servers.costs import Cost, ServerCosts, StrategySteps
 
 ROOT = Path(__file__).parents[3]
@@ -25,11 +25,11 @@ def example() -> Profile:
     return Profile(
         model="tiny",
         machine={"host": "a", "processor": "two cores", "torch": "2.13.0"},
-        parameters=(Parameter("fc.weight", 4096), Parameter("fc.bias", 64)),
+        parameters=(GraphParameter("fc.weight", 4096), GraphParameter("fc.bias", 64)),
         ops=(
-            Op("fc", 0.0, reads=("fc.weight", "fc.bias")),
-            Op("fc.grad", 0.0, ("fc",), produces=("fc.weight", "fc.bias"), phase="backward"),
-            Op("copy", 0.0, resource="copy engine", phase="update"),
+            GraphOp("fc", 0.0, reads=("fc.weight", "fc.bias")),
+            GraphOp("fc.grad", 0.0, ("fc",), produces=("fc.weight", "fc.bias"), phase="backward"),
+            GraphOp("copy", 0.0, resource="copy engine", phase="update"),
         ),
         timings={
             "fc": Timing.of([1e-3, 1.2e-3, 1.1e-3, 5e-3, 1.3e-3]),
@@ -90,9 +90,9 @@ def test_orders_take_the_minimum_and_predictions_the_median() -> None:
 def test_ops_and_timings_belong_together() -> None:
     timing = Timing.of([1.0] * 5)
     with pytest.raises(InvalidUsage, match="'a'"):
-        Profile("m", {}, (), (Op("a", 0.0),), {})
+        Profile("m", {}, (), (GraphOp("a", 0.0),), {})
     with pytest.raises(InvalidUsage, match="'b'"):
-        Profile("m", {}, (), (Op("a", 0.0),), {"a": timing, "b": timing})
+        Profile("m", {}, (), (GraphOp("a", 0.0),), {"a": timing, "b": timing})
 
 
 def changed(document: Any, path: list[Any], value: Any) -> str:

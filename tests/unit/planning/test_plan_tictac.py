@@ -21,7 +21,7 @@ from helpers.oracles.tictac_by_the_book import (
 from helpers.oracles.tictac_by_the_book import tac as tac_by_the_book
 
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.graph.properties import Outstanding
 from hvd_order.planning.orders.search import search
@@ -70,26 +70,26 @@ def test_tic_ties_the_first_two_of_a_chain() -> None:
 
 def test_tic_counts_weights_and_biases() -> None:
     # x -> conv(w1) -> add(b1) -> conv(w2) -> add(b2): M+ is 2, 2, 3, 4
-    parameters = tuple(Parameter(name, 1) for name in ("b2", "w2", "b1", "w1"))
+    parameters = tuple(GraphParameter(name, 1) for name in ("b2", "w2", "b1", "w1"))
     ops = (
-        Op("conv1", 1.0, reads=("w1",)),
-        Op("add1", 1.0, ("conv1",), reads=("b1",)),
-        Op("conv2", 1.0, ("add1",), reads=("w2",)),
-        Op("add2", 1.0, ("conv2",), reads=("b2",)),
+        GraphOp("conv1", 1.0, reads=("w1",)),
+        GraphOp("add1", 1.0, ("conv1",), reads=("b1",)),
+        GraphOp("conv2", 1.0, ("add1",), reads=("w2",)),
+        GraphOp("add2", 1.0, ("conv2",), reads=("b2",)),
     )
     assert tic(Graph(parameters, ops), SECONDS) == {"w1": 0, "b1": 0, "w2": 2, "b2": 3}
 
 
 def test_tic_sends_what_nothing_joins_last_whatever_it_unlocks() -> None:
-    ops = (Op("large", 99.0, reads=("a",)), Op("join", 1.0, reads=("b", "c")))
-    graph = Graph(tuple(Parameter(name, 1) for name in "abc"), ops)
+    ops = (GraphOp("large", 99.0, reads=("a",)), GraphOp("join", 1.0, reads=("b", "c")))
+    graph = Graph(tuple(GraphParameter(name, 1) for name in "abc"), ops)
     assert tic(graph, SECONDS) == {"b": 0, "c": 0, "a": 2}
     assert tac(graph, SECONDS)["a"] == 0
 
 
 def test_a_parameter_that_nothing_reads_goes_last() -> None:
-    ops = (Op("join", 1.0, reads=("b", "c")),)
-    graph = Graph(tuple(Parameter(name, 1) for name in "abc"), ops)
+    ops = (GraphOp("join", 1.0, reads=("b", "c")),)
+    graph = Graph(tuple(GraphParameter(name, 1) for name in "abc"), ops)
     assert tac(graph, SECONDS)["a"] == tic(graph, SECONDS)["a"] == 2
 
 
@@ -109,13 +109,13 @@ def test_the_comparator_runs_in_a_circle() -> None:
 def circle(names: tuple[str, ...]) -> Graph:
     """X, Y and Z, in any order, with helpers that make up M+."""
     sizes = {"x": 4, "y": 4, "z": 1, "hx": 5, "hz": 6}
-    parameters = [Parameter(name, sizes[name]) for name in (*names, "hx", "hz")]
+    parameters = [GraphParameter(name, sizes[name]) for name in (*names, "hx", "hz")]
     ops = (
-        Op("x", 4.0, reads=("x",)),
-        Op("y", 3.0, reads=("y",)),
-        Op("z", 1.0, reads=("z",)),
-        Op("joins x", 0.0, reads=("x", "hx")),
-        Op("joins z", 0.0, reads=("z", "hz")),
+        GraphOp("x", 4.0, reads=("x",)),
+        GraphOp("y", 3.0, reads=("y",)),
+        GraphOp("z", 1.0, reads=("z",)),
+        GraphOp("joins x", 0.0, reads=("x", "hx")),
+        GraphOp("joins z", 0.0, reads=("z", "hz")),
     )
     return Graph(tuple(parameters), ops)
 
@@ -133,9 +133,9 @@ def test_tac_does_not_depend_on_where_a_circle_is_entered(names: tuple[str, ...]
 def test_sums_that_are_equal_are_a_tie() -> None:
     # In floating point 0.1 + 0.2 > 0.3, and the join of b and c would look shorter.
     tenths = LinkModel(0.0, 0.0, 0.1)
-    ops = (Op("first", 1.0, reads=("a1", "a2")), Op("second", 1.0, reads=("b1", "b2")))
+    ops = (GraphOp("first", 1.0, reads=("a1", "a2")), GraphOp("second", 1.0, reads=("b1", "b2")))
     sizes = {"a1": 1, "a2": 2, "b1": 3, "b2": 0}
-    graph = Graph(tuple(Parameter(name, size) for name, size in sizes.items()), ops)
+    graph = Graph(tuple(GraphParameter(name, size) for name, size in sizes.items()), ops)
     assert next(iter(tac(graph, tenths))) == "a1"
 
 
@@ -151,7 +151,7 @@ def test_tac_never_sends_what_equation_6_puts_behind_another() -> None:
     pick = random.Random(12)
     for _ in range(200):
         ties = graphs.random_graph(pick, pick.randint(2, 8), 12, most_bytes=3)
-        ops = tuple(Op(op.name, pick.randint(0, 3), op.inputs, op.reads) for op in ties.ops)
+        ops = tuple(GraphOp(op.name, pick.randint(0, 3), op.inputs, op.reads) for op in ties.ops)
         graph = Graph(ties.parameters, ops)
         outstanding = set(range(len(graph.parameters)))
         for name in tac(graph, SECONDS):
@@ -282,8 +282,8 @@ def test_the_relaxed_bound_holds_and_is_tight_on_chains() -> None:
 
 
 def test_several_resources_are_bounded_too() -> None:
-    ops = (Op("a", 4.0, reads=("w",)), Op("b", 3.0, reads=("w",), resource="other"))
-    graph = Graph((Parameter("w", 2),), ops)
+    ops = (GraphOp("a", 4.0, reads=("w",)), GraphOp("b", 3.0, reads=("w",), resource="other"))
+    graph = Graph((GraphParameter("w", 2),), ops)
     assert pull_bound(graph, SECONDS).makespan_s == 6.0 == makespan_s(graph, {"w": 0})
 
 
@@ -303,8 +303,8 @@ def test_among_equal_and_unordered_transfers_chance_decides() -> None:
 
 def test_ops_run_as_soon_as_they_can() -> None:
     # channel   w0 w0 w1         op1 overtakes op0, which comes first in the program
-    ops = (Op("op0", 1.0, reads=("w1",)), Op("op1", 2.0, reads=("w0",)))
-    graph = Graph((Parameter("w0", 2), Parameter("w1", 1)), ops)
+    ops = (GraphOp("op0", 1.0, reads=("w1",)), GraphOp("op1", 2.0, reads=("w0",)))
+    graph = Graph((GraphParameter("w0", 2), GraphParameter("w1", 1)), ops)
     spans = {span.name: (span.begin_s, span.end_s) for span in execute(graph, [0, 1], SECONDS)}
     assert spans == {"w0": (0, 2), "w1": (2, 3), "op1": (2, 4), "op0": (4, 5)}
 

@@ -16,7 +16,7 @@ from torch import nn
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.outside import is_outside, outside_line
 from hvd_order.planning.files.profile import Profile, Timing, read_profile
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.registry import order
 from hvd_order.planning.profiling.profiler import record_profile
 from hvd_order.planning.steps.program import steady_step_s
@@ -221,13 +221,13 @@ def test_a_function_without_modules_is_placed_as_well() -> None:
 def test_up_to_five_percent_are_not_worth_a_line(outside_s: float, says: bool) -> None:
     seconds = {"forward/Linear/addmm": 1 - outside_s, "forward/Linear/outside": outside_s}
     ops = (
-        Op("forward/Linear/addmm", 0.0, reads=("a",)),
-        Op("forward/Linear/outside", 0.0),
+        GraphOp("forward/Linear/addmm", 0.0, reads=("a",)),
+        GraphOp("forward/Linear/outside", 0.0),
     )
     profile = Profile(
         "one",
         {},
-        (Parameter("a", 4),),
+        (GraphParameter("a", 4),),
         ops,
         {name: Timing.of([s] * 5) for name, s in seconds.items()},
     )

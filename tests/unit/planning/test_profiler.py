@@ -11,7 +11,7 @@ import torch
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.files.outside import is_outside
 from hvd_order.planning.files.profile import Profile, read_profile
-from hvd_order.planning.graph.graph import Graph, Op
+from hvd_order.planning.graph.graph import Graph, GraphOp
 from hvd_order.planning.profiling.profiler import Profiler, record_profile
 from hvd_order.tools.cli.main import main
 
@@ -34,7 +34,7 @@ def recorded(model: torch.nn.Module, data: torch.Tensor) -> Graph:
     return record_profile(step, model.named_parameters(), warm_up=1).graph()
 
 
-def depends(graph: Graph, op: Op, other: Op) -> bool:
+def depends(graph: Graph, op: GraphOp, other: GraphOp) -> bool:
     """Whether `op` needs the result of `other`, directly or not."""
     by_name = {each.name: each for each in graph.ops}
     seen, left = set(), [op.name]
@@ -48,11 +48,11 @@ def depends(graph: Graph, op: Op, other: Op) -> bool:
     return False
 
 
-def readers(graph: Graph, parameter: str, phase: str) -> list[Op]:
+def readers(graph: Graph, parameter: str, phase: str) -> list[GraphOp]:
     return [op for op in graph.ops if parameter in op.reads and op.phase == phase]
 
 
-def producer(graph: Graph, parameter: str) -> Op:
+def producer(graph: Graph, parameter: str) -> GraphOp:
     (found,) = [op for op in graph.ops if parameter in op.produces and not is_outside(op)]
     return found
 

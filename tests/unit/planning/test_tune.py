@@ -13,7 +13,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.plan.plan_file import read_plan
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.tune import Tuned, tune
 from hvd_order.tools.cli.main import main
@@ -95,13 +95,16 @@ def test_what_does_not_travel_needs_no_plan() -> None:
     with pytest.raises(InvalidUsage, match="with one rank nothing travels"):
         tune(graph, Network.of_ring(1, 1e9))
     with pytest.raises(InvalidUsage, match="no parameter of the graph has a gradient"):
-        tune(Graph((Parameter("w", 4),), (Op("f", 1.0, reads=("w",)),)), Network.of_ring(2, 1e9))
+        tune(
+            Graph((GraphParameter("w", 4),), (GraphOp("f", 1.0, reads=("w",)),)),
+            Network.of_ring(2, 1e9),
+        )
 
 
 def profile(link: MeasuredLink | None) -> Profile:
     graph = model(8, MIB)
     timings = {op.name: Timing(5, op.duration_s, op.duration_s, 0.0) for op in graph.ops}
-    frozen = Parameter("table", 4096)
+    frozen = GraphParameter("table", 4096)
     return Profile("chain", {}, (*graph.parameters, frozen), graph.ops, timings, link)
 
 

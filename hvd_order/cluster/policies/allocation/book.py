@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack
 
 __all__ = ["Book"]
@@ -30,7 +30,7 @@ class Book:
         self._largest: Amounts = np.zeros(0)
         self._counted: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
-    def jobs(self, view: View, decision: Decision) -> list[JobState]:
+    def jobs(self, view: View, decision: PolicyDecision) -> list[JobState]:
         """All jobs by arrival; rejects those that ``pack`` cannot place on empty machines."""
         capacity = view.machines.capacity
         if not len(self._whole):

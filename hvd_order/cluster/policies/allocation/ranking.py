@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.interface import JobState, View
 from hvd_order.cluster.policies.packing import pack, take
 
@@ -17,7 +17,7 @@ __all__ = ["by_rank"]
 
 def by_rank(
     view: View, ranked: Sequence[JobState], workers: Callable[[JobState], int]
-) -> dict[str, Placement | None]:
+) -> dict[str, JobPlacement | None]:
     """Places jobs in order of rank. A waiting job takes what is free. If that is not enough, jobs
     of lower rank stop for it, the lowest first, and none that it does not need. Jobs that do not
     fit are passed over.
@@ -30,17 +30,17 @@ def by_rank(
     """
     if all(state.placement is not None for state in ranked):
         return {}
-    return _Ranks(view, ranked, workers).place()
+    return _JobRanks(view, ranked, workers).place()
 
 
-class _Ranks:
+class _JobRanks:
     def __init__(
         self, view: View, ranked: Sequence[JobState], workers: Callable[[JobState], int]
     ) -> None:
         self._ranked = ranked
         self._workers = workers
         self._free = view.free.copy()
-        self._placed: dict[str, Placement | None] = {}
+        self._placed: dict[str, JobPlacement | None] = {}
         # The parts of all running jobs as arrays, by rank.
         parts = [
             (rank, *part)
@@ -56,7 +56,7 @@ class _Ranks:
         self._reachable = view.free.copy()
         np.add.at(self._reachable, self._machine, self._usage)
 
-    def place(self) -> dict[str, Placement | None]:
+    def place(self) -> dict[str, JobPlacement | None]:
         hopeless: set[tuple[bytes, bytes, int, int]] = set()
         for rank, state in enumerate(self._ranked):
             if state.placement is not None and state.job.name not in self._placed:
@@ -84,7 +84,7 @@ class _Ranks:
                 self._placed[state.job.name] = placement
         return self._placed
 
-    def _find(self, rank: int, state: JobState, workers: int) -> Placement | None:
+    def _find(self, rank: int, state: JobState, workers: int) -> JobPlacement | None:
         if state.placement is not None and _fits(self._free, state):
             return state.placement
         placement = pack(state, workers, self._free)

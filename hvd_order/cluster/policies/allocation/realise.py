@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.interface import JobState, View
 from hvd_order.cluster.policies.packing import fit_count, pack, take
 
@@ -28,14 +28,14 @@ class Placer(Protocol):
 
     def __call__(
         self, state: JobState, workers: int, free: Amounts, servers: int | None = None
-    ) -> Placement | None:
+    ) -> JobPlacement | None:
         """As many servers as the workers need, if not told; None if they do not fit."""
         ...
 
 
 def realise(
     view: View, targets: Mapping[str, Target], place: Placer = pack
-) -> dict[str, Placement | None]:
+) -> dict[str, JobPlacement | None]:
     """Comes as near to the targets as placements can.
 
     Jobs with less than their target grow, and waiting ones start, in the order of ``targets``.
@@ -48,18 +48,18 @@ def realise(
         targets: of all jobs; of 0 workers, or of at least ``Job.least``.
         place: finds machines for a job that starts.
     """
-    change = _Change(view, targets, place)
+    change = _PlacementChange(view, targets, place)
     change.run()
     return change.placed
 
 
-class _Change:
+class _PlacementChange:
     def __init__(self, view: View, targets: Mapping[str, Target], place: Placer) -> None:
         self._view = view
         self._targets = targets
         self._place = place
         self._free = view.free.copy()
-        self.placed: dict[str, Placement | None] = {}
+        self.placed: dict[str, JobPlacement | None] = {}
         over = [
             state for name, state in view.running.items()
             if name in targets and _is_over(state, targets[name])
@@ -100,7 +100,7 @@ class _Change:
         self.placed[state.job.name] = placement
         return True
 
-    def _largest(self, state: JobState, below: int) -> Placement | None:
+    def _largest(self, state: JobState, below: int) -> JobPlacement | None:
         """Of fewer workers than ``below``."""
         found = None
         low, high = state.job.least - 1, below
@@ -113,7 +113,7 @@ class _Change:
                 low, found = middle, placement
         return found
 
-    def _grow(self, state: JobState, present: Placement, target: Target) -> None:
+    def _grow(self, state: JobState, present: JobPlacement, target: Target) -> None:
         if not self._sooner(state, present, target):
             return
         grown = _extended(state, present, target, self._free)
@@ -135,16 +135,16 @@ class _Change:
         take(self._free, state, grown)
         self.placed[state.job.name] = grown
 
-    def _sooner(self, state: JobState, present: Placement, then: Placement | Target) -> bool:
+    def _sooner(self, state: JobState, present: JobPlacement, then: JobPlacement | Target) -> bool:
         """Whether it ends sooner, although it stands still first."""
         if isinstance(then, Target):  # the machines are not known yet: no more than now
             workers = then.workers - present.workers
             servers = max(then.servers - present.servers, 0)
-            then = Placement.of([*present.parts, (present.parts[0].machine, workers, servers)])
+            then = JobPlacement.of([*present.parts, (present.parts[0].machine, workers, servers)])
         now_s, job = self._view.now_s, state.job
         left = state.left(now_s)
 
-        def end_s(placement: Placement, begin_s: float) -> float:
+        def end_s(placement: JobPlacement, begin_s: float) -> float:
             rate = job.samples_per_s(placement)
             return begin_s + left / rate if rate > 0 else math.inf
 
@@ -182,7 +182,7 @@ class _Change:
             amounts = target.workers * state.worker + target.servers * state.server
             return float((amounts / whole).max(initial=0.0))
 
-        placed: dict[str, Placement | None] = {}
+        placed: dict[str, JobPlacement | None] = {}
         for name in sorted(self._targets, key=size, reverse=True):
             state, target = states[name], self._targets[name]
             placement = None
@@ -202,7 +202,7 @@ def _is_over(state: JobState, target: Target) -> bool:
     return target.workers < workers or (target.workers == workers and target.servers < servers)
 
 
-def _shrunk(placement: Placement, target: Target) -> Placement | None:
+def _shrunk(placement: JobPlacement, target: Target) -> JobPlacement | None:
     """Without the parts that hold the fewest workers, so that few machines remain."""
     if target.workers == 0:
         return None
@@ -217,12 +217,12 @@ def _shrunk(placement: Placement, target: Target) -> Placement | None:
         gone = min(max(excess, 0), part.servers)
         counts[part.machine][1] -= gone
         excess -= gone
-    return Placement.of([(machine, w, s) for machine, (w, s) in counts.items()])
+    return JobPlacement.of([(machine, w, s) for machine, (w, s) in counts.items()])
 
 
 def _extended(
-    state: JobState, present: Placement, target: Target, free: Amounts
-) -> Placement | None:
+    state: JobState, present: JobPlacement, target: Target, free: Amounts
+) -> JobPlacement | None:
     """With more beside what is there, then on the machines with the most room."""
     parts: list[tuple[int, int, int]] = list(present.parts)
     rest = free.copy()
@@ -247,4 +247,4 @@ def _extended(
                     used.append(machine)
             if more == 0:
                 break
-    return Placement.of(parts)
+    return JobPlacement.of(parts)

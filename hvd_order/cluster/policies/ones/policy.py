@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.policies.allocation.book import Book
-from hvd_order.cluster.policies.interface import Decision, JobState, View
+from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 from hvd_order.cluster.policies.ones.score import Lengths, epoch_of
-from hvd_order.cluster.policies.ones.search import Problem, Schedule, Search
+from hvd_order.cluster.policies.ones.search import PopulationMember, Problem, Search
 from hvd_order.cluster.policies.packing import fit_count
 
 __all__ = ["Ones", "batch_for"]
@@ -36,7 +36,7 @@ class _Record:
         rates: samples/s by number of workers, as far as they were needed.
     """
 
-    job: Job
+    job: ClusterJob
     limit: int
     since: float = 0.0
     full_since: float | None = None
@@ -77,9 +77,9 @@ class Ones:
         self._ancestors: list[dict[int, int]] = []  # workers by number of the job
         self._places = np.zeros(0, dtype=np.int64)
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> PolicyDecision:
         """Fills what is free, or searches if all running jobs have done their epoch."""
-        decision = Decision()
+        decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         self._meet(view, jobs)
         if not jobs:
@@ -218,8 +218,8 @@ class Ones:
         self,
         view: View,
         jobs: Sequence[JobState],
-        schedule: Schedule,
-        decision: Decision,
+        schedule: PopulationMember,
+        decision: PolicyDecision,
         ready: bool,
     ) -> None:
         for j, state in enumerate(jobs):
@@ -237,7 +237,9 @@ class Ones:
                     if placement is not None and self._is_full(state, placement.workers):
                         record.full_since = record.since
 
-    def _wake_s(self, view: View, jobs: Sequence[JobState], decision: Decision) -> float | None:
+    def _wake_s(
+        self, view: View, jobs: Sequence[JobState], decision: PolicyDecision
+    ) -> float | None:
         """When all running jobs will have done their epoch; None: nothing runs."""
         after_s = []
         for state in jobs:
@@ -254,7 +256,7 @@ class Ones:
         return None if longest_s == math.inf else view.now_s + max(longest_s, _LEAST_WAKE_S)
 
 
-def batch_for(job: Job, workers: int) -> int:
+def batch_for(job: ClusterJob, workers: int) -> int:
     """Samples of a step: a worker's batch stays until the largest batch of all is reached."""
     grown = round(job.batch * workers / job.requested)
     return max(min(grown, job.most_batch or job.batch), 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import ClusterJob
 
 __all__ = ["Lengths", "epoch_of", "remaining_worker_s"]
 
 _LEAST_PROGRESS = 1e-3  # a sample of no progress would make a job endless
 
 
-def epoch_of(job: Job) -> float:
+def epoch_of(job: ClusterJob) -> float:
     """Samples of an epoch; all of them for a job without epochs."""
     return min(job.epoch_samples, job.samples)
 
@@ -48,14 +48,14 @@ class Lengths:
     def __init__(self) -> None:
         self._sums: dict[str | None, tuple[float, int]] = {}
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: ClusterJob) -> None:
         """Learns from a job that has ended."""
         epochs = job.samples / epoch_of(job)
         for key in {job.model or None, None}:
             total, count = self._sums.get(key, (0.0, 0))
             self._sums[key] = (total + epochs, count + 1)
 
-    def to_come(self, job: Job, epochs_done: float) -> float:
+    def to_come(self, job: ClusterJob, epochs_done: float) -> float:
         """Epochs that are expected to come, at least one."""
         total, count = self._sums.get(job.model or None) or self._sums.get(None, (0.0, 0))
         mean = total / count if count else 0.0

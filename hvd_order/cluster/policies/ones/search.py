@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_order.cluster.model.machines import Amounts
-from hvd_order.cluster.model.placement import Placement
+from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.interface import JobState
 from hvd_order.cluster.policies.ones.score import remaining_worker_s
 from hvd_order.cluster.policies.packing import pack, take
 
-__all__ = ["POPULATION", "Problem", "Schedule", "Search"]
+__all__ = ["POPULATION", "PopulationMember", "Problem", "Search"]
 
 POPULATION = 16
 _LEAVES = 0.3  # probability that a mutation takes a job out
@@ -51,7 +51,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PopulationMember:
     """A member of the population.
 
     Attributes:
@@ -65,7 +65,7 @@ class Schedule:
     wanted: Counts
     counts: Counts
     genes: Counts
-    placements: dict[int, Placement]
+    placements: dict[int, JobPlacement]
 
 
 class Search:
@@ -131,12 +131,12 @@ class Search:
                 give(j, max(fitting(j, more), 0))
         return np.array(padded, dtype=np.int64)
 
-    def settle(self, counts: Counts) -> Schedule:
+    def settle(self, counts: Counts) -> PopulationMember:
         """Puts the workers on machines; those that do not fit are left out."""
         problem = self._problem
         free = problem.free.copy()
         settled = np.zeros_like(counts)
-        placements: dict[int, Placement] = {}
+        placements: dict[int, JobPlacement] = {}
         stays = counts == self._present
         for j, (machines, usage) in self._usage.items():
             placement = problem.states[j].placement
@@ -156,9 +156,9 @@ class Search:
                 take(free, state, placement)
                 placements[j] = placement
                 settled[j] = placement.workers
-        return Schedule(counts, settled, self._genes(placements), placements)
+        return PopulationMember(counts, settled, self._genes(placements), placements)
 
-    def _genes(self, placements: dict[int, Placement]) -> Counts:
+    def _genes(self, placements: dict[int, JobPlacement]) -> Counts:
         genes = np.full(self._first[-1], _NOBODY, dtype=np.int64)
         filled = self._first[:-1].copy()
         for j in sorted(placements):
@@ -169,7 +169,7 @@ class Search:
                 filled[machine] = end
         return genes
 
-    def _crossed(self, one: Schedule, other: Schedule) -> tuple[Counts, Counts]:
+    def _crossed(self, one: PopulationMember, other: PopulationMember) -> tuple[Counts, Counts]:
         """Two children: each place from one parent, and from the other one."""
         mask = self._rng.random(len(one.genes)) < 0.5
         return (
@@ -193,7 +193,7 @@ class Search:
     # ---------------------------------------------------------------------------- the search
     def run(
         self, ancestors: Sequence[Counts], progress: Sequence[NDArray[np.float64]]
-    ) -> list[Schedule]:
+    ) -> list[PopulationMember]:
         """Lets the population live for one generation for each guess of the jobs' progress.
 
         It begins with the present schedule, then what earlier ones have become.
@@ -222,12 +222,15 @@ class Search:
         return population
 
     def _live_on(
-        self, population: Sequence[Schedule], bred: Sequence[Counts], progress: NDArray[np.float64]
-    ) -> list[Schedule]:
+        self,
+        population: Sequence[PopulationMember],
+        bred: Sequence[Counts],
+        progress: NDArray[np.float64],
+    ) -> list[PopulationMember]:
         """Those with the lowest scores, one of equal ones. Only they are put on machines, which
         takes longest.
         """
-        members: dict[bytes, tuple[Counts, Schedule | None]] = {}
+        members: dict[bytes, tuple[Counts, PopulationMember | None]] = {}
         scores: dict[bytes, float] = {}
         for wanted, member in [*((m.wanted, m) for m in population), *((c, None) for c in bred)]:
             key = wanted.tobytes()

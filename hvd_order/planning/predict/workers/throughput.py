@@ -19,8 +19,8 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.slice_settings import best_settings, reservation_lead_s
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.predict.network import USUAL_LATENCY_S, Network
-from hvd_order.planning.predict.simulate import Schedule, simulate
-from hvd_order.planning.predict.workers.transmission import POLICIES, Transmission
+from hvd_order.planning.predict.simulate import TransferSchedule, simulate
+from hvd_order.planning.predict.workers.transmission import POLICIES, TransmissionPolicy
 from hvd_order.planning.predict.workers.worker_step import Placement, WorkerStep
 from hvd_order.planning.predict.workload import workload_of
 
@@ -71,8 +71,8 @@ class Cluster:
 
     worker_bytes_per_s: float
     server_bytes_per_s: float | None = None
-    pull: Transmission = field(default_factory=lambda: POLICIES["ordered"])
-    push: Transmission = field(default_factory=lambda: POLICIES["ordered"])
+    pull: TransmissionPolicy = field(default_factory=lambda: POLICIES["ordered"])
+    push: TransmissionPolicy = field(default_factory=lambda: POLICIES["ordered"])
     pulls: Literal["answer", "request"] = "answer"
     step_end: Literal["computed", "pushed", "updated"] = "computed"
     staleness: int | None = None
@@ -289,7 +289,7 @@ def predict_all_reduce(
             continue
         network = Network.of_ring(workers, bytes_per_s, latency_s)
         best = best_settings(network.link, sum(work.parameter_bytes))
-        schedule = Schedule(
+        schedule = TransferSchedule(
             best.slice_bytes, best.credit_bytes, control_latency_s=latency_s,
             reservation_lead_s=reservation_lead_s(network.link, best),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Literal
 from hvd_order._native import _core
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["POLICIES", "PolicyName", "Transmission", "policy"]
+__all__ = ["POLICIES", "PolicyName", "TransmissionPolicy", "policy"]
 
 PolicyName = Literal["ordered", "fifo", "round_robin", "round_robin_cold"]
 
@@ -24,7 +24,7 @@ _SHARING = {"fair": _core.Sharing.FAIR, "fifo": _core.Sharing.FIFO}
 
 
 @dataclass(frozen=True)
-class Transmission:
+class TransmissionPolicy:
     """One direction of all connections between workers and servers.
 
     Attributes:
@@ -70,16 +70,16 @@ class Transmission:
         )
 
 
-POLICIES: dict[str, Transmission] = {
-    "ordered": Transmission("priority"),
-    "fifo": Transmission("whole"),
-    "round_robin": Transmission("window"),
-    "round_robin_cold": Transmission("window", window_bytes=COLD_WINDOW_BYTES),
+POLICIES: dict[str, TransmissionPolicy] = {
+    "ordered": TransmissionPolicy("priority"),
+    "fifo": TransmissionPolicy("whole"),
+    "round_robin": TransmissionPolicy("window"),
+    "round_robin_cold": TransmissionPolicy("window", window_bytes=COLD_WINDOW_BYTES),
 }
 """By name: an enforced order; as they come; warm HTTP/2; HTTP/2 whose window never grows."""
 
 
-def policy(name: str) -> Transmission:
+def policy(name: str) -> TransmissionPolicy:
     """The named policy, without costs.
 
     Raises:

@@ -11,7 +11,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import best_settings
 from hvd_order.planning.files.profile import Profile
-from hvd_order.planning.graph.graph import Graph, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphParameter
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.predict.workload import consumption_order
 
@@ -30,7 +30,7 @@ _ALIGNMENT = 16  # bytes; SliceLayout's least
 
 
 @dataclass(frozen=True)
-class _Op:
+class _WorkerOp:
     name: str
     kind: str
     inputs: list[int]
@@ -40,7 +40,7 @@ class _Op:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _WirePiece:
     """What travels as one: a tensor, or a slice with several tensors or a part of one."""
 
     name: str
@@ -93,12 +93,12 @@ class WorkerStep:
         self.tensor_bytes = [piece.size_bytes for piece in pieces]
         self.parameters = len(names)
         self._made = _in_order(pieces, [p.name for p in graph.parameters])
-        ops: list[_Op] = []
+        ops: list[_WorkerOp] = []
         pulls: dict[str, list[int]] = {name: [] for name in names}
         for i, piece in enumerate(pieces):
             for name in piece.parameters:
                 pulls[name].append(len(ops))
-            ops.append(_Op(f"pull {piece.name}", "pull", [], 0, i, i))
+            ops.append(_WorkerOp(f"pull {piece.name}", "pull", [], 0, i, i))
         streams = {name: i for i, name in enumerate(graph.resources)}
         place: dict[str, int] = {}
         self._kept = [i for i, op in enumerate(graph.ops) if op.phase != "update" or op.produces]
@@ -110,10 +110,10 @@ class WorkerStep:
             place[op.name] = len(ops)
             for name in op.produces:
                 producers[name].append(len(ops))
-            ops.append(_Op(op.name, "compute", inputs, streams[op.resource]))
+            ops.append(_WorkerOp(op.name, "compute", inputs, streams[op.resource]))
         for i, piece in enumerate(pieces):
             behind = [op for name in piece.parameters for op in producers[name]]
-            ops.append(_Op(f"push {piece.name}", "push", behind, 0, i, i))
+            ops.append(_WorkerOp(f"push {piece.name}", "push", behind, 0, i, i))
         rows = []
         for step in seconds:
             row = [0.0] * len(ops)
@@ -229,14 +229,14 @@ class WorkerStep:
         return found
 
 
-def _in_order(pieces: Sequence[_Piece], names: Sequence[str]) -> list[int]:
+def _in_order(pieces: Sequence[_WirePiece], names: Sequence[str]) -> list[int]:
     """Numbers of the pieces, by the place of their first parameter."""
     place = {name: i for i, name in enumerate(names)}
     return sorted(range(len(pieces)), key=lambda i: place[pieces[i].parameters[0]])
 
 
 def usual_slice_bytes(
-    parameters: Sequence[Parameter], bytes_per_s: float, latency_s: float, pushers: int = 1
+    parameters: Sequence[GraphParameter], bytes_per_s: float, latency_s: float, pushers: int = 1
 ) -> int:
     """The slice size that hvd_order chooses for a model on a link, before any trial.
 
@@ -250,13 +250,15 @@ def usual_slice_bytes(
 
 def _pieces(
     names: Sequence[str], sizes: Mapping[str, int], slice_bytes: int | None
-) -> list[_Piece]:
+) -> list[_WirePiece]:
     """What travels as one, in the order of the names."""
     if slice_bytes is None:
-        return [_Piece(name, sizes[name], (name,)) for name in names]
+        return [_WirePiece(name, sizes[name], (name,)) for name in names]
     aligned = [(name, -(-max(sizes[name], 1) // _ALIGNMENT) * _ALIGNMENT, 0) for name in names]
     layout = _core.SliceLayout(aligned, slice_bytes, small_front=True)
     return [
-        _Piece(layout.slice_name(i), each.size_bytes, tuple(names[t] for t in layout.tensors_of(i)))
+        _WirePiece(
+            layout.slice_name(i), each.size_bytes, tuple(names[t] for t in layout.tensors_of(i))
+        )
         for i, each in enumerate(layout.slices)
     ]

@@ -17,7 +17,7 @@ from hvd_order._native import _core
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.busy_union import LinkUse
 from hvd_order.planning.files.profile import Profile, Timing
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.predict.workers.calibration import calibrate, measured_cluster
 from hvd_order.planning.predict.workers.closed_forms import (
     OptimusAsync,
@@ -34,7 +34,7 @@ from hvd_order.planning.predict.workers.throughput import (
     predict_servers,
     saturation,
 )
-from hvd_order.planning.predict.workers.transmission import Transmission, policy
+from hvd_order.planning.predict.workers.transmission import TransmissionPolicy, policy
 from hvd_order.planning.predict.workers.worker_step import WorkerStep, usual_slice_bytes
 from hvd_order.servers.costs import Cost, ServerCosts, StrategySteps
 from hvd_order.tools.cli.main import main
@@ -46,7 +46,7 @@ COMPUTE, PULL, PUSH = (
 )
 
 
-def run(step: _core.SampledStep, way: Transmission, **changed: Any) -> _core.SampledResult:
+def run(step: _core.SampledStep, way: TransmissionPolicy, **changed: Any) -> _core.SampledResult:
     """One worker and one server on links of one byte a second, unless something is changed."""
     workers = changed.pop("workers", 1)
     options: dict[str, Any] = {
@@ -80,7 +80,7 @@ MIB = 2**20
     ],
 )
 def test_turns_of_one_connection(
-    sizes: tuple[int, int], way: Transmission, ends: tuple[int, int]
+    sizes: tuple[int, int], way: TransmissionPolicy, ends: tuple[int, int]
 ) -> None:
     """V5: bytes sent when each of two transfers is done."""
     assert run(two_pulls(*sizes), way).op_ends_s[0] == list(ends)
@@ -88,7 +88,7 @@ def test_turns_of_one_connection(
 
 def test_a_cold_connection_warms_up() -> None:
     """65,535 bytes a turn for the first second, then 4 MiB: both tensors' rests go whole."""
-    way = Transmission("window", cold_s=1.0)
+    way = TransmissionPolicy("window", cold_s=1.0)
     found = run(two_pulls(200_000, 100_000), way, worker_bytes_per_s=65_535.0,
                 server_bytes_per_s=65_535.0)  # fmt: skip
     # a's first turn is cold, b comes next and is as a whole a warm one.
@@ -124,13 +124,15 @@ def three_parameters(asked: tuple[int, int, int]) -> tuple[_core.SampledStep, di
     ("asked", "way", "step_s"),
     [
         ((3, 2, 1), policy("fifo"), 19),
-        ((3, 2, 1), Transmission("window", window_bytes=2), 18),
-        ((3, 2, 1), Transmission("window", window_bytes=1), 17),
+        ((3, 2, 1), TransmissionPolicy("window", window_bytes=2), 18),
+        ((3, 2, 1), TransmissionPolicy("window", window_bytes=1), 17),
         ((3, 2, 1), policy("ordered"), 15),
         ((1, 2, 3), policy("fifo"), 15),
     ],
 )
-def test_a_step_by_hand(asked: tuple[int, int, int], way: Transmission, step_s: float) -> None:
+def test_a_step_by_hand(
+    asked: tuple[int, int, int], way: TransmissionPolicy, step_s: float
+) -> None:
     """V6: time of a step, and each step takes the same."""
     step, _ = three_parameters(asked)
     assert run(step, way).step_ends_s[0] == [step_s, 2 * step_s, 3 * step_s]
@@ -164,7 +166,7 @@ def test_workers_of_one_speed_by_hand(
     workers: int, starts: list[float], sharing: Any, expected: float
 ) -> None:
     """V7: constant durations lock step, so the start decides; the truth is 0.222 for two."""
-    way = Transmission(sharing=sharing)
+    way = TransmissionPolicy(sharing=sharing)
     found = run(plain_step([4.0]), way, workers=workers, starts_s=starts, steps=120)
     assert rate(found) == pytest.approx(expected, rel=0.02)
 
@@ -173,11 +175,13 @@ def test_workers_of_one_speed_by_hand(
     ("way", "together", "apart"),
     [
         (policy("fifo"), 0.0645, 2 / 19),
-        (Transmission("window", window_bytes=1), 0.069, 2 / 17),
+        (TransmissionPolicy("window", window_bytes=1), 0.069, 2 / 17),
         (policy("ordered"), 0.074, 2 / 15),
     ],
 )
-def test_two_workers_on_the_step_by_hand(way: Transmission, together: float, apart: float) -> None:
+def test_two_workers_on_the_step_by_hand(
+    way: TransmissionPolicy, together: float, apart: float
+) -> None:
     """V8: begun together, and begun 7 s apart, so that phases never meet."""
     step, _ = three_parameters((3, 2, 1))
     both = run(step, way, workers=2, starts_s=[0.0, 0.0], steps=200)
@@ -229,7 +233,7 @@ def test_a_worker_is_never_farther_ahead_than_the_staleness_allows() -> None:
 
 def test_an_update_and_the_ends_of_a_connection_take_their_time() -> None:
     """2 s to pull, 1 s to parse, 4 s, 2 s to push, 1 s to parse, 3 s to apply."""
-    way = Transmission(receive_s=1.0)
+    way = TransmissionPolicy(receive_s=1.0)
     ended = _core.SampledStepEnd.UPDATED
     found = run(plain_step([4.0]), way, update_seconds=3.0, step_end=ended)
     assert found.step_ends_s[0] == [13.0, 26.0, 39.0]
@@ -254,7 +258,7 @@ def test_no_link_carries_more_than_it_can(
     """Bytes of the steps that ended need their time on the servers' links; equal seeds agree."""
     draw = random.Random(seed)
     step, _ = three_parameters((3, 2, 1))
-    way = Transmission(turns, window_bytes=1.5, sharing=sharing)
+    way = TransmissionPolicy(turns, window_bytes=1.5, sharing=sharing)
     options: dict[str, Any] = {
         "workers": workers, "servers": servers, "sync": sync, "seed": seed, "steps": 8,
         "spread_s": 10 * draw.random(), "server_of": [draw.randrange(servers) for _ in range(3)],
@@ -303,12 +307,12 @@ def test_fits_find_what_made_the_data() -> None:
 def profile(runs: int = 20, seconds: float = 4e-3, spread: float = 0.2) -> Profile:
     """Two layers of 1 MB each, with durations that vary."""
     draw = random.Random(2)
-    parameters = (Parameter("first", 10**6), Parameter("second", 10**6))
+    parameters = (GraphParameter("first", 10**6), GraphParameter("second", 10**6))
     ops = (
-        Op("f1", seconds, (), ("first",), ()),
-        Op("f2", seconds, ("f1",), ("second",), ()),
-        Op("b2", seconds, ("f2",), (), ("second",), phase="backward"),
-        Op("b1", seconds, ("b2",), (), ("first",), phase="backward"),
+        GraphOp("f1", seconds, (), ("first",), ()),
+        GraphOp("f2", seconds, ("f1",), ("second",), ()),
+        GraphOp("b2", seconds, ("f2",), (), ("second",), phase="backward"),
+        GraphOp("b1", seconds, ("b2",), (), ("first",), phase="backward"),
     )
     timings = {
         op.name: Timing.of([seconds * (1 + spread * draw.random()) for _ in range(runs)])
@@ -344,7 +348,7 @@ def test_all_reduce_counts_the_update() -> None:
     """It takes its time, and the rest of the step takes no less for it."""
     mine = profile()
     graph, step = mine.graph("median"), WorkerStep.from_profile(mine)
-    update = Op("update", 5e-3, ("b1",), (), (), phase="update")
+    update = GraphOp("update", 5e-3, ("b1",), (), (), phase="update")
     longer = Graph(graph.parameters, (*graph.ops, update))
     alone, updated = (predict_all_reduce(g, step.compute_s, 1, 1e12) for g in (graph, longer))
     mean_s = sum(step.compute_s) / len(step.compute_s)
@@ -384,7 +388,7 @@ def test_slices_may_depend_on_the_number_of_workers() -> None:
 
 
 def test_the_slices_of_synchronous_workers_shrink_with_their_number() -> None:
-    parameters = [Parameter("weight", 100 * 2**20)]
+    parameters = [GraphParameter("weight", 100 * 2**20)]
     sizes = [usual_slice_bytes(parameters, 1e8, 1e-4, workers) for workers in (1, 4, 8)]
     assert sizes[0] > sizes[1] == 2 * sizes[2]
 
@@ -590,11 +594,11 @@ def test_a_job_that_was_faster_than_simulated_changes_nothing(
 
 def test_slices_hold_several_parameters_or_a_part_of_one() -> None:
     graph = Graph(
-        (Parameter("a", 1000), Parameter("b", 3000), Parameter("c", 20_000)),
+        (GraphParameter("a", 1000), GraphParameter("b", 3000), GraphParameter("c", 20_000)),
         (
-            Op("f", 1.0, (), ("a", "b"), ()),
-            Op("g", 1.0, ("f",), ("c",), ()),
-            Op("h", 1.0, ("g",), (), ("a", "b", "c"), phase="backward"),
+            GraphOp("f", 1.0, (), ("a", "b"), ()),
+            GraphOp("g", 1.0, ("f",), ("c",), ()),
+            GraphOp("h", 1.0, ("g",), (), ("a", "b", "c"), phase="backward"),
         ),
     )
     rows = [[1.0, 1.0, 1.0], [1.1, 1.0, 1.0]]
@@ -668,8 +672,8 @@ def test_orders_of_fetches_that_do_not_fit_the_steps_are_refused() -> None:
 
 def test_variables_go_to_servers_in_turn() -> None:
     """In the order of the parameters, not of their readers."""
-    ops = (Op("f", 1.0, (), ("b", "a", "c")), Op("g", 1.0, ("f",), (), ("a", "b", "c")))
-    graph = Graph((Parameter("a", 1), Parameter("b", 9), Parameter("c", 5)), ops)
+    ops = (GraphOp("f", 1.0, (), ("b", "a", "c")), GraphOp("g", 1.0, ("f",), (), ("a", "b", "c")))
+    graph = Graph((GraphParameter("a", 1), GraphParameter("b", 9), GraphParameter("c", 5)), ops)
     step = WorkerStep(graph, [[1.0, 1.0]])
     assert step.tensor_bytes == [1, 9, 5]
     assert step.on_servers(2, "in_turn") == [0, 1, 0]
@@ -696,11 +700,11 @@ def test_the_report_says_what_a_delay_bound_drops(
 def test_an_order_changes_what_a_step_takes() -> None:
     """With an enforced order, the parameter that is needed first comes first."""
     graph = Graph(
-        (Parameter("a", 1000), Parameter("b", 9000)),
+        (GraphParameter("a", 1000), GraphParameter("b", 9000)),
         (
-            Op("f", 5.0, (), ("a",), ()),
-            Op("g", 5.0, ("f",), ("b",), ()),
-            Op("h", 0.0, ("g",), (), ("a", "b"), phase="backward"),
+            GraphOp("f", 5.0, (), ("a",), ()),
+            GraphOp("g", 5.0, ("f",), ("b",), ()),
+            GraphOp("h", 0.0, ("g",), (), ("a", "b"), phase="backward"),
         ),
     )
     steps = [[5.0, 5.0, 0.0], [5.1, 5.0, 0.0]]

@@ -9,24 +9,24 @@ import pytest
 from hvd_order._native._core import SliceLayout
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.predict.simulate import (
-    AllReduce,
-    Op,
-    Parameter,
-    ParameterServers,
-    Schedule,
-    Workload,
+    AllReduceScenario,
+    ScenarioOp,
+    ScenarioParameter,
+    ServerScenario,
+    StepWorkload,
+    TransferSchedule,
     ddp,
     simulate,
 )
 
 KIB = 1024
-ONE_AT_A_TIME = Schedule(64, 64)
-LINK = AllReduce(latency_s=0.0, seconds_per_byte=1 / 64)  # 64 bytes a second
+ONE_AT_A_TIME = TransferSchedule(64, 64)
+LINK = AllReduceScenario(latency_s=0.0, seconds_per_byte=1 / 64)  # 64 bytes a second
 
 
-def two_layers() -> Workload:
+def two_layers() -> StepWorkload:
     # As in tests/cpp/simulate_test.cc.
-    return Workload.chain(["a", "b"], [1.0, 1.0], [2.0, 2.0], [[3 * 64], [4 * 64]])
+    return StepWorkload.chain(["a", "b"], [1.0, 1.0], [2.0, 2.0], [[3 * 64], [4 * 64]])
 
 
 def test_a_chain_by_hand() -> None:
@@ -50,13 +50,13 @@ def test_a_chain_by_hand() -> None:
 
 
 def test_layers_may_have_several_parameters_or_none() -> None:
-    work = Workload.chain(["a", "b", "c"], [1, 1, 1], [1, 1, 1], [[100, 20], [], [16]], 0.01)
+    work = StepWorkload.chain(["a", "b", "c"], [1, 1, 1], [1, 1, 1], [[100, 20], [], [16]], 0.01)
     assert work.parameter_bytes == [100, 20, 16]
     layout = work.layout(64 * KIB)
     assert isinstance(layout, SliceLayout)
     assert layout.slice_name(0) == "a.0..c"
     assert layout.buffer_bytes == [112 + 32 + 16]  # padded as real buffers are
-    result = simulate(work, LINK, Schedule(64 * KIB, 64 * KIB), steps=3, recorded=1)
+    result = simulate(work, LINK, TransferSchedule(64 * KIB, 64 * KIB), steps=3, recorded=1)
     # One slice, ready at the end of backward: all is waited for, then updated.
     assert result.step_s[-1] == pytest.approx(6 + 160 / 64 + 1.36)
     assert [update.parameter for update in result.updates()] == [0, 1, 2]
@@ -75,14 +75,14 @@ def test_ddp_waits_for_its_buckets() -> None:
 def test_merged_gradients_travel_together() -> None:
     work = two_layers().merged([[0, 1]])
     assert work.parameter_bytes == [7 * 64]
-    result = simulate(work, LINK, Schedule(7 * 64, 7 * 64), steps=3)
+    result = simulate(work, LINK, TransferSchedule(7 * 64, 7 * 64), steps=3)
     assert result.steady_s == pytest.approx(6 + 7)
 
 
 def test_a_plan_is_followed() -> None:
     work = two_layers()
     for plan, first in ((range(7), "a[0]"), ([3, 4, 5, 6, 0, 1, 2], "b[0]")):
-        schedule = Schedule(64, 64, "planned", "planned", plan=plan)
+        schedule = TransferSchedule(64, 64, "planned", "planned", plan=plan)
         result = simulate(work, LINK, schedule, steps=2, recorded=2)
         issued = sorted(result.slices()[0], key=lambda piece: piece.issued_s)
         assert issued[0].name == first
@@ -92,18 +92,21 @@ def test_the_order_of_pulls_matters_for_layers_in_sequence_only() -> None:
     # seq-32 and par-32 of Hashemi et al., "Execution Ordering", SysML 2018.
     count, size = 32, 64 * KIB
     layers = [str(i) for i in range(count)]
-    sequence = Workload.chain(layers, [1.0] * count, [1.0] * count, [[size]] * count)
+    sequence = StepWorkload.chain(layers, [1.0] * count, [1.0] * count, [[size]] * count)
     every = range(count)
-    parallel = Workload(
-        [Op("all", float(count), reads=every), Op("back", float(count), [0], produces=every)],
-        [Parameter(name, size) for name in layers],
+    parallel = StepWorkload(
+        [
+            ScenarioOp("all", float(count), reads=every),
+            ScenarioOp("back", float(count), [0], produces=every),
+        ],
+        [ScenarioParameter(name, size) for name in layers],
     )
 
-    def step_s(work: Workload, plan: list[int]) -> float:
-        servers = ParameterServers(
+    def step_s(work: StepWorkload, plan: list[int]) -> float:
+        servers = ServerScenario(
             1, size, size, pull="next_step", pull_policy="planned", pull_plan=plan
         )
-        return simulate(work, servers, Schedule(size, size), ranks=1, steps=3).steady_s
+        return simulate(work, servers, TransferSchedule(size, size), ranks=1, steps=3).steady_s
 
     forth, back = list(range(count)), list(range(count))[::-1]
     assert step_s(parallel, forth) == pytest.approx(step_s(parallel, back))
@@ -113,22 +116,22 @@ def test_the_order_of_pulls_matters_for_layers_in_sequence_only() -> None:
 
 def test_a_scenario_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidUsage, match="credit"):
-        simulate(two_layers(), LINK, Schedule(128, 64))
+        simulate(two_layers(), LINK, TransferSchedule(128, 64))
     with pytest.raises(InvalidUsage, match="planned"):
-        simulate(two_layers(), LINK, Schedule(64, 64, "priority", "planned"))
+        simulate(two_layers(), LINK, TransferSchedule(64, 64, "priority", "planned"))
     with pytest.raises(InvalidUsage, match="must list each"):
-        simulate(two_layers(), LINK, Schedule(64, 64, "planned", "planned", plan=[0]))
+        simulate(two_layers(), LINK, TransferSchedule(64, 64, "planned", "planned", plan=[0]))
     with pytest.raises(InvalidUsage, match="at least 1"):
         simulate(two_layers(), LINK, ONE_AT_A_TIME, steps=0)
     with pytest.raises(InvalidUsage, match="no ranks"):
         simulate(two_layers(), LINK, ONE_AT_A_TIME, ranks=0)
     with pytest.raises(InvalidUsage, match="parameter servers"):
-        simulate(two_layers(), ParameterServers(0, 1, 1), ONE_AT_A_TIME)
+        simulate(two_layers(), ServerScenario(0, 1, 1), ONE_AT_A_TIME)
     with pytest.raises(InvalidUsage, match="simulate it with clipping"):
         simulate(two_layers(), LINK, replace(ONE_AT_A_TIME, split=True))
     with pytest.raises(InvalidUsage, match="parameter servers update each slice by itself"):
-        simulate(two_layers(), ParameterServers(1, 1, 1), ONE_AT_A_TIME, clipped=True)
-    planned = Schedule(64, 128, "planned", "planned", plan=range(7), split=True)
+        simulate(two_layers(), ServerScenario(1, 1, 1), ONE_AT_A_TIME, clipped=True)
+    planned = TransferSchedule(64, 128, "planned", "planned", plan=range(7), split=True)
     with pytest.raises(InvalidUsage, match=r"each of the 15 slices once; it lists 7"):
         simulate(two_layers(), LINK, planned, clipped=True)
 
@@ -138,7 +141,7 @@ def test_a_word_that_is_none_of_those_expected_is_refused() -> None:
     with pytest.raises(InvalidUsage, match="order is 'programme'; expected one of program, ready"):
         simulate(two_layers(), LINK, ONE_AT_A_TIME, order="programme")  # type: ignore[arg-type]
     with pytest.raises(InvalidUsage, match="policy is 'fifo'; expected one of priority, arrival"):
-        simulate(two_layers(), LINK, Schedule(64, 64, "fifo"))  # type: ignore[arg-type]
-    servers = ParameterServers(1, 1, 1, pull="at once")  # type: ignore[arg-type]
+        simulate(two_layers(), LINK, TransferSchedule(64, 64, "fifo"))  # type: ignore[arg-type]
+    servers = ServerScenario(1, 1, 1, pull="at once")  # type: ignore[arg-type]
     with pytest.raises(InvalidUsage, match="pull is 'at once'; expected one of at_once, next_step"):
         simulate(two_layers(), servers, ONE_AT_A_TIME)

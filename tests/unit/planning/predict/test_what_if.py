@@ -19,9 +19,9 @@ from hvd_order.base.link.advice import Outlook, advise, run_line
 from hvd_order.base.link.link_fit import Stream, fit_link
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing
-from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.predict.network import Network
-from hvd_order.planning.predict.simulate import AllReduce, Schedule, simulate
+from hvd_order.planning.predict.simulate import AllReduceScenario, TransferSchedule, simulate
 from hvd_order.planning.predict.units import parse_duration, parse_rate, rate_text
 from hvd_order.planning.predict.what_if import WhatIf
 from hvd_order.planning.predict.workload import consumption_order, workload_of
@@ -82,7 +82,7 @@ def test_a_measured_link_changes_with_ranks_as_a_ring_does() -> None:
     assert eight.bytes_per_s == pytest.approx(two.bytes_per_s), "the links are the same ones"
     assert eight.link.seconds_per_byte == pytest.approx(8e-9 * 1.75)
     assert eight.link.latency_s == pytest.approx(7e-3)
-    ring = AllReduce.ring(8, eight.message_latency_s, eight.bytes_per_s)
+    ring = AllReduceScenario.ring(8, eight.message_latency_s, eight.bytes_per_s)
     ours = eight.all_reduce()
     assert (ours.latency_s, ours.seconds_per_byte, ours.sent_per_byte) == pytest.approx(
         (ring.latency_s, ring.seconds_per_byte, ring.sent_per_byte)
@@ -117,22 +117,22 @@ def test_a_fit_finds_the_line_and_survives_noise() -> None:
 
 def test_a_workload_has_what_travels_in_the_order_in_which_it_is_read() -> None:
     graph = Graph(
-        (Parameter("head", 300), Parameter("frozen", 50), Parameter("body", 100)),
+        (GraphParameter("head", 300), GraphParameter("frozen", 50), GraphParameter("body", 100)),
         (
-            Op("f0", 1.0, reads=("body", "frozen")),
-            Op("f1", 1.0, ("f0",), reads=("head",)),
-            Op("b1", 2.0, ("f1",), produces=("head",), phase="backward"),
-            Op("b0", 2.0, ("b1",), produces=("body",), phase="backward"),
-            Op("u0", 0.3, ("b1",), phase="update"),
-            Op("u1", 0.1, ("b0", "u0"), phase="update"),
+            GraphOp("f0", 1.0, reads=("body", "frozen")),
+            GraphOp("f1", 1.0, ("f0",), reads=("head",)),
+            GraphOp("b1", 2.0, ("f1",), produces=("head",), phase="backward"),
+            GraphOp("b0", 2.0, ("b1",), produces=("body",), phase="backward"),
+            GraphOp("u0", 0.3, ("b1",), phase="update"),
+            GraphOp("u1", 0.1, ("b0", "u0"), phase="update"),
         ),
     )
     assert consumption_order(graph) == ["body", "head"]
     work = workload_of(graph)
     assert work.parameter_bytes == [100, 300]
     assert work.native.op_names == ["f0", "f1", "b1", "b0"]
-    free = AllReduce(latency_s=0.0, seconds_per_byte=0.0)
-    played = simulate(work, free, Schedule(), steps=4, recorded=2)
+    free = AllReduceScenario(latency_s=0.0, seconds_per_byte=0.0)
+    played = simulate(work, free, TransferSchedule(), steps=4, recorded=2)
     assert played.steady_s == pytest.approx(6.4)
     took = {u.parameter: u.end_s - u.start_s for u in played.updates()}
     assert took == pytest.approx({0: 0.1, 1: 0.3}), "by bytes, both as long as their ops"
@@ -253,7 +253,7 @@ def test_order_helps_with_servers_as_well() -> None:
 def test_nothing_to_send_is_said() -> None:
     two = Network.of_ring(2, 1e9)
     with pytest.raises(InvalidUsage, match=r"no parameter .* has a gradient"):
-        WhatIf(Graph((), (Op("a", 1.0),)), two)
+        WhatIf(Graph((), (GraphOp("a", 1.0),)), two)
     with pytest.raises(InvalidUsage, match="one worker"):
         WhatIf(TWO_LAYERS, Network.of_ring(1, 1e9))
     with pytest.raises(InvalidUsage, match="0 servers"):
