@@ -324,6 +324,13 @@ def test_loss_scaling(three_ranks: RankPool) -> None:
 # ---- unusual steps ----------------------------------------------------------------------------
 
 
+def set_gradients(model: nn.Module, loss: Tensor) -> None:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = None if gradient is None else gradient.clone()
+
+
 def unusual(kind: str, sharded: bool | None) -> Tensor:
     model = Network()
     passes = 2 if kind == "accumulation" else 1
@@ -343,10 +350,13 @@ def unusual(kind: str, sharded: bool | None) -> Tensor:
         for part in range(passes):
             x, y = batch(passes * step + part)
             loss = nn.functional.mse_loss(model(x[rank::ranks]), y[rank::ranks])
-            loss.backward()
-        if kind == "synchronize" and sharded is not None:  # as with Horovod
+            if kind == "by hand":
+                set_gradients(model, loss)
+            else:
+                loss.backward()
+        if kind in ("synchronize", "by hand") and sharded is not None:  # as with Horovod
             optimizer.synchronize()
-        if kind in ("synchronize", "cleared"):
+        if kind in ("synchronize", "by hand", "cleared"):
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         if kind == "cleared" and step % 3 == 1:
             model.zero_grad()  # not by the optimizer
@@ -364,7 +374,9 @@ def body_unusual(kind: str) -> tuple[Tensor, Tensor]:
         return unusual(kind, True), unusual(kind, None)
 
 
-@pytest.mark.parametrize("kind", ["accumulation", "added", "synchronize", "cleared", "closure"])
+@pytest.mark.parametrize(
+    "kind", ["accumulation", "added", "synchronize", "by hand", "cleared", "closure"]
+)
 def test_unusual_steps(three_ranks: RankPool, kind: str) -> None:
     results = three_ranks.run(body_unusual, kind)
     for ours, alone in results:
