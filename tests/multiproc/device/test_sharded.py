@@ -67,7 +67,7 @@ print("same counts:", all(map(torch.equal, weights(model), expected)))
 
 def test_refusal_and_checkpoints(tmp_path: Path) -> None:
     folder = f"FOLDER = {str(tmp_path / 'saved')!r}\n"
-    for each in run_on_device(folder + ELSEWHERE + CHECKPOINT + COUNTS):
+    for each in run_on_device(folder + ELSEWHERE + CHECKPOINT + COUNTS, timeout=100):
         assert each.returncode == 0, each.stderr
         assert "refused: sharded=True sends each sum in two halves" in each.stdout
         assert "parameters are on several devices, asyncdev:0, cpu" in each.stdout
