@@ -203,6 +203,7 @@ def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool =
     from hvd_order.engine import engine_host
 
     hvd.init()
+    hvd.broadcast_parameters(work.model.state_dict(), root_rank=0)
     optimizer: Any = hvd.DistributedOptimizer(
         _optimizer(work), named_parameters=work.model.named_parameters(), sharded=sharded
     )

@@ -26,12 +26,12 @@ HOROVOD = {
 DOUBLE = {
     "Admission", "Answers", "Ask", "Block", "Change", "Connection", "Counts", "Decision",
     "DifferentiableAllgather", "DifferentiableAllreduce", "DifferentiableReducescatter",
-    "Entry", "Failure", "Finder", "Flow", "Formation", "GradientExchange", "Group", "Guarded",
-    "Held", "Job", "JobHolder", "Kind", "Listener", "Member", "MessageStar", "Model",
-    "Parameter", "ParameterServers", "Peer", "Piece", "Placement", "Pull", "ReceivedTimes",
-    "Recording", "ServedSlice", "SliceState", "State", "Store", "Stream", "Sum", "System",
-    "Tensor", "TensorSpec", "Timeline", "Transfer", "Trial", "Turns", "Update", "UpdateTimes",
-    "Verdict", "Waiter", "Waiting", "Watch", "Worker",
+    "Entry", "Failure", "Finder", "Flow", "Formation", "GradientExchange", "Guarded",
+    "Kind", "Listener", "Member", "MessageStar",
+    "Parameter", "ParameterServers", "Piece", "Placement", "Pull", "ReceivedTimes",
+    "Recording", "SliceState", "State", "Store", "Stream", "System",
+    "Tensor", "TensorSpec", "Timeline", "Transfer", "Trial", "Turns", "UpdateTimes",
+    "Verdict", "Waiter", "Watch", "Worker",
 }  # fmt: skip
 
 

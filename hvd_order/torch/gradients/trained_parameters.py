@@ -18,7 +18,7 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 __all__: list[str] = []
 
 
-class Exchange(conflicts.Exchange, Protocol):
+class HookedExchange(conflicts.Exchange, Protocol):
     """The part of `GradientExchange` that hooks need."""
 
     def on_gradient(self, entry: ParameterEntry) -> None:
@@ -34,7 +34,7 @@ class TrainedParameters:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: HookedExchange,
         parts: ExchangeParts,
         steps: StepLogs,
         rank: int,
@@ -100,7 +100,7 @@ class TrainedParameters:
 
 
 def _hook(
-    exchange: weakref.ref[Exchange], entry: weakref.ref[ParameterEntry]
+    exchange: weakref.ref[HookedExchange], entry: weakref.ref[ParameterEntry]
 ) -> Callable[[torch.Tensor], None]:
     @graph_capture.outside
     def on_gradient(_: torch.Tensor) -> None:

@@ -20,7 +20,12 @@ from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.gradients.misuse import check_passes
 from hvd_order.torch.optimizer import adasum_optimizer, arguments
-from hvd_order.torch.optimizer.exchange_setup import Options, factors, make_exchange, next_key
+from hvd_order.torch.optimizer.exchange_setup import (
+    ExchangeOptions,
+    factors,
+    make_exchange,
+    next_key,
+)
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import sharded_dict
 from hvd_order.torch.updates import optimizer_class, partial_step
@@ -349,7 +354,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             optimizer,
             entries,
             number,
-            Options(
+            ExchangeOptions(
                 compression=compression,
                 passes=backward_passes_per_step,
                 factors=factors(op, size, gradient_predivide_factor),

@@ -34,7 +34,7 @@ __all__: list[str] = []
 
 
 @dataclass(frozen=True)
-class Options:
+class ExchangeOptions:
     """What the program has chosen.
 
     Attributes:
@@ -56,7 +56,7 @@ class Options:
 
 
 def make_exchange(
-    optimizer: Optimizer, entries: Sequence[ParameterEntry], number: int, options: Options
+    optimizer: Optimizer, entries: Sequence[ParameterEntry], number: int, options: ExchangeOptions
 ) -> GradientExchange:
     """Makes the exchange, and the engine of the process set if it is the first. Collective.
 
@@ -107,7 +107,7 @@ def _use_of_sums(
     verdict: Verdict,
     trainable: Sequence[ParameterEntry],
     channel: ModelChannel,
-    options: Options,
+    options: ExchangeOptions,
 ) -> SumUse:
     step = partial_step.inner_step(type(optimizer))
     if options.sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):

@@ -84,7 +84,7 @@ class Unscaling(Factor):
 
 
 @dataclass(frozen=True)
-class Limits:
+class Clamp:
     """Clamping to a range; None: no limit on that side."""
 
     low: float | None
@@ -332,7 +332,7 @@ def _scale_all(divides: bool) -> Callable[..., _Answer]:
     return scale
 
 
-def _limit(guard_of: _GuardOf, tensors: _Tensors, limits: Limits) -> bool:
+def _limit(guard_of: _GuardOf, tensors: _Tensors, limits: Clamp) -> bool:
     found = guard_of(tensors)
     return found is not None and found[0].change(found[1], limits)
 
@@ -340,13 +340,13 @@ def _limit(guard_of: _GuardOf, tensors: _Tensors, limits: Limits) -> bool:
 def _clamp(guard_of: _GuardOf, self: Any, /, min: Any = None, max: Any = None) -> _Answer:
     limits = [limit for limit in (min, max) if limit is not None]
     are_numbers = limits and all(isinstance(limit, numbers.Real) for limit in limits)
-    return (self,) if are_numbers and _limit(guard_of, [self], Limits(min, max)) else None
+    return (self,) if are_numbers and _limit(guard_of, [self], Clamp(min, max)) else None
 
 
 def _clamp_all(is_low: bool) -> Callable[..., _Answer]:
     def clamp(guard_of: _GuardOf, self: Any, /, other: Any) -> _Answer:
         is_number = isinstance(other, numbers.Real)
-        limits = Limits(other, None) if is_low else Limits(None, other)
+        limits = Clamp(other, None) if is_low else Clamp(None, other)
         return (None,) if is_number and _limit(guard_of, _as_list(self), limits) else None
 
     return clamp
