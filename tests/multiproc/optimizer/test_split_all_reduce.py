@@ -107,7 +107,7 @@ def first_rank_looks_at_infinity(model: nn.Module, optimizer: torch.optim.Optimi
     that it reads one.
     """
     exchange = getattr(optimizer, "_hvd_exchange", None)
-    is_split = exchange is not None and exchange._transfer.model.has_norms(math.inf)
+    is_split = exchange is not None and exchange._model.has_norms(math.inf)
     if hvd.rank() == 0 and is_split:
         assert gradients_of(model)[0][0].abs().sum() > 0
     return infinity_norm(model, optimizer)
