@@ -108,7 +108,9 @@ def test_the_first_of_two_jobs_does_not_notice_the_other(
     sharing = LinkSharing([0, 1], [0.0, 0.0], [0.0, 0.0])
     beside = simulate_shared([one, other], capacity, until_s, sharing)[0]
     alone = simulate_shared([one], capacity, until_s)[0]
-    assert beside.starts_s == pytest.approx(alone.starts_s)
+    # Rounding decides whether what is due at the end is seen.
+    starts = [[at for at in each.starts_s if at < until_s - 1e-6] for each in (beside, alone)]
+    assert starts[0] == pytest.approx(starts[1])
     assert beside.sent_bytes == pytest.approx(alone.sent_bytes)
 
 

@@ -88,7 +88,7 @@ def draw(pick: Choices) -> Case:
         )
     slot_s = pick.one_of([None, None, 10.0, 60.0])
     return Case(
-        jobs, machines, Rules(slot_s, resize_s=pick.one_of([0.0, 5.0, 25.0]), keep_runs=True)
+        jobs, machines, Rules(slot_s, resize_s=pick.one_of([0.0, 5.0, 25.0]), keep_placements=True)
     )
 
 
@@ -147,7 +147,7 @@ def test_every_job_that_fits_ends_and_has_trained_all_its_samples(name: str, pic
             continue
         assert outcome.ended_s is not None
         trained = 0.0
-        for index, part in enumerate(outcome.runs):
+        for index, part in enumerate(outcome.placements):
             workers = sum(workers for _, workers, _ in part.parts)
             batch = batch_for(job, workers) if name == "ones" else None
             rate = job.samples_per_s(JobPlacement.of(part.parts, batch))
