@@ -365,7 +365,7 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     case ControlMessage::Kind::kActivity:
       return health_.received(agreement().scheduler(), from, message, activity());
     case ControlMessage::Kind::kFailed: {
-      // Rank 0 relays: the control channel is a star.
+      // Rank 0 relays: failures go over the connections to rank 0, not down the tree.
       setFailure(unpackFailure(message.words), options_.rank == 0);
       return {};
     }
