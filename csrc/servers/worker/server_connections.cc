@@ -28,6 +28,7 @@ Connection& ServerConnections::at(ServerId server) const {
 
 std::vector<ServerId> ServerConnections::servers() const {
   std::vector<ServerId> servers;
+  servers.reserve(connected_.size());
   for (const auto& [server, connected] : connected_) {
     servers.push_back(server);
   }
@@ -95,15 +96,23 @@ std::map<ServerId, std::uint64_t> ServerConnections::framesFrom() const {
 }
 
 void ServerConnections::pushBegan(ServerId server, double now) {
-  if (const auto found = connected_.find(server);
-      found != connected_.end() && found->second.underWay++ == 0) {
+  const auto found = connected_.find(server);
+  if (found == connected_.end()) {
+    return;
+  }
+  if (found->second.underWay == 0) {
     found->second.busySince = now;
   }
+  ++found->second.underWay;
 }
 
 void ServerConnections::pushEnded(ServerId server, double now) {
-  if (const auto found = connected_.find(server);
-      found != connected_.end() && found->second.underWay > 0 && --found->second.underWay == 0) {
+  const auto found = connected_.find(server);
+  if (found == connected_.end() || found->second.underWay == 0) {
+    return;
+  }
+  --found->second.underWay;
+  if (found->second.underWay == 0) {
     found->second.busySeconds += now - found->second.busySince;
   }
 }
