@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_order.base.bounded import within
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.files.profile import Profile
 from hvd_order.planning.run_script import Enough, run_script, too_few
@@ -25,6 +26,7 @@ from hvd_order.tensorflow.strategy.trace import find_file, runs_of
 __all__ = ["profile_coordinator"]
 
 _FIRST_MS = 1000
+_ENDS_WITHIN_S = 120.0  # beside the length of the trace: TensorFlow writes files of many megabytes
 
 
 def profile_coordinator(script: Path, arguments: Sequence[str], runs: int, output: Path) -> Profile:
@@ -67,8 +69,9 @@ class _JobTracer:
         self._scheduled = 0
         self._ended = False
         self._found = 0
+        self._trace_ms = _FIRST_MS
         self._tracer = threading.Thread(target=self._trace, daemon=True)
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._worker = self._folder / "worker"
         self._servers: list[Path] = []
         self._original = tf.distribute.coordinator.ClusterCoordinator.schedule
@@ -95,9 +98,9 @@ class _JobTracer:
         """Traces for longer and longer, until a trace has enough steps."""
         cluster = self._coordinator.strategy._cluster_resolver.cluster_spec().as_dict()
         addresses = [cluster["worker"][0], *cluster["ps"]]
-        milliseconds = _FIRST_MS
         try:
             while self._found < self._runs and not self._ended:
+                milliseconds = self._trace_ms
                 folder = self._folder / str(milliseconds)
                 places = [folder / str(i) for i in range(len(addresses))]
                 with ThreadPoolExecutor(len(addresses)) as each:
@@ -110,17 +113,27 @@ class _JobTracer:
                 self._worker, *self._servers = places
                 whole = runs_of(self._function, find_file(self._worker)).values()
                 self._found = sum(bool(run.received and run.sent) for run in whole)
-                milliseconds *= 2
-        except BaseException as error:
+                self._trace_ms *= 2
+        except Exception as error:
             self._error = error
 
     def close(self) -> None:
-        """Waits for the trace under way."""
+        """Waits for the trace and for the steps under way."""
         tf.distribute.coordinator.ClusterCoordinator.schedule = self._original
         self._ended = True
-        if self._step is not None:
-            self._tracer.join()
-            self._coordinator.join()
+        if self._step is None:
+            return
+        self._tracer.join(self._trace_ms / 1000 + _ENDS_WITHIN_S)
+        try:  # TensorFlow waits without limit for a worker that is lost
+            if not self._tracer.is_alive() and self._error is None:
+                within(_ENDS_WITHIN_S, self._coordinator.join)
+        except TimeoutError as error:
+            self._error = error
+        if self._tracer.is_alive() or isinstance(self._error, TimeoutError):
+            self._error = InvalidUsage(
+                f"the worker and servers of {self._script} have not ended a trace and their steps "
+                f"in {_ENDS_WITHIN_S:g} s: see whether one of these processes is lost"
+            )
 
     def profile(self) -> Profile:
         """The profile, from the last trace."""
