@@ -225,9 +225,10 @@ TORCH ?= 2.8
 test-torch:
 	bash scripts/test_with_torch.sh $(TORCH)
 
+# SHARE=3/20: the fourth of twenty shares.
 test-long: dev
-	"$(BIN)/python" -m pytest tests -m long
-	HVD_ORDER_TEST_ALL_CASES=1 "$(BIN)/python" -m pytest tests/property
+	"$(BIN)/python" -m pytest --durations=25 --durations-min=5 tests -m long $(SHARE:%=--share %)
+	HVD_ORDER_TEST_ALL_CASES=1 "$(BIN)/python" -m pytest tests/property $(SHARE:%=--share %)
 
 # What is drawn follows from SEED; see tests/chaos/README.md.
 MINUTES ?= 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 import torch
@@ -17,6 +18,26 @@ def pytest_configure() -> None:
     steps of one process took 60 to 140 s in place of 5 to 30.
     """
     torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--share``, with which several runs together run every test."""
+    parser.addoption(
+        "--share",
+        metavar="K/N",
+        help="run share K, from 0, of N shares; the share of a test follows from its name",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the tests of the share that is asked for."""
+    share = config.getoption("--share")
+    if share is None:
+        return
+    wanted, shares = map(int, share.split("/"))
+    others = [item for item in items if crc32(item.nodeid.encode()) % shares != wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 def pytest_collection_finish() -> None:
