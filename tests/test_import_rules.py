@@ -91,11 +91,21 @@ def test_cpp_reads_no_environment() -> None:
     ],
 )
 def test_cpp_rooms_include_downwards(room: str, allowed: set[str]) -> None:
-    for path in (ROOT / "csrc" / room).rglob("*.[ch]*"):
-        for included in re.findall(r'#include "([^"]+)"', path.read_text("utf-8")):
-            folders = {str(folder) for folder in PurePosixPath(included).parents}
-            assert folders & allowed, f"{path}: {included}"
+    for path in _includes_only(room, allowed):
         foreign = re.findall(
             r"#include <(\S*(?:torch|pybind|ATen|c10)\S*)>", path.read_text("utf-8")
         )
         assert foreign == [], f"{path} sees a foreign library"
+
+
+def test_cpp_core_includes_no_wing() -> None:
+    assert _includes_only("torch", {"base", "scheduler", "engine", "transport", "torch"})
+
+
+def _includes_only(room: str, allowed: set[str]) -> list[Path]:
+    paths = list((ROOT / "csrc" / room).rglob("*.[ch]*"))
+    for path in paths:
+        for included in re.findall(r'#include "([^"]+)"', path.read_text("utf-8")):
+            folders = {str(folder) for folder in PurePosixPath(included).parents}
+            assert folders & allowed, f"{path}: {included}"
+    return paths

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
-#include "servers/arithmetic/element_sum.h"
+#include "base/element_sum.h"
 #include "servers/arithmetic/update_rule.h"
 
 namespace py = pybind11;

@@ -1,4 +1,4 @@
-#include "servers/arithmetic/element_sum.h"
+#include "base/element_sum.h"
 
 #include <array>
 #include <bit>

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "servers/arithmetic/element_sum.h"
+#include "base/element_sum.h"
 #include "servers/wire/arguments.h"
 
 // The helper's side of aggregation (MLfabric's idea; docs/guides/parameter-server.md describes it).

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "servers/arithmetic/element_sum.h" // IWYU pragma: export
+#include "base/element_sum.h" // IWYU pragma: export
 
 namespace hvd_order {
 

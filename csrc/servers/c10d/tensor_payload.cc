@@ -4,41 +4,11 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
 
 namespace hvd_order {
-
-namespace {
-
-std::optional<ElementType> elementType(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return ElementType::kFloat32;
-    case at::kDouble:
-      return ElementType::kFloat64;
-    case at::kHalf:
-      return ElementType::kFloat16;
-    case at::kBFloat16:
-      return ElementType::kBfloat16;
-    default:
-      return std::nullopt;
-  }
-}
-
-} // namespace
-
-ElementType elementTypeOf(const at::Tensor& tensor) {
-  const auto type = elementType(tensor);
-  if (!type) {
-    throw InvalidUsage(concat(
-        "parameter servers sum float32, float64, float16 and bfloat16, not ",
-        c10::toString(tensor.scalar_type()), "; use all-reduce (HVD_ORDER_COMM=allreduce)"));
-  }
-  return *type;
-}
 
 Payload payloadOf(const at::Tensor& tensor) {
   auto host = std::make_shared<at::Tensor>(tensor.is_cpu() ? tensor : tensor.cpu());

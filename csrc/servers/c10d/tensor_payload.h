@@ -2,13 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "servers/arithmetic/element_sum.h"
 #include "servers/wire/payload.h"
 
 namespace hvd_order {
 
-/// Element type of a tensor. @throws InvalidUsage if parameter servers cannot sum such a tensor.
-ElementType elementTypeOf(const at::Tensor& tensor);
 /// Payload with a tensor's content: the tensor's own memory, or a copy in host memory.
 Payload payloadOf(const at::Tensor& tensor);
 /// Requires that an answer has as many bytes as the tensor, or perhaps none. @throws FrameError

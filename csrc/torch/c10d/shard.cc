@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "servers/arithmetic/element_sum.h"
-#include "servers/c10d/tensor_payload.h"
+#include "base/element_sum.h"
+#include "torch/c10d/element_type.h"
 
 namespace hvd_order {
 

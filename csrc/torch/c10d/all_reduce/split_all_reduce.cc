@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "servers/c10d/tensor_payload.h"
+#include "torch/c10d/element_type.h"
 #include "torch/c10d/shard.h"
 
 // A rank's shard is the same range of the slice in both halves: in place, without copies, where
