@@ -92,6 +92,13 @@ void bindGradients(py::module_& m) {
       "Copies large gradients of the CPU beside the training.")
       .def(py::init<>())
       .def("release", &GradientCopier::release, "Frees the gradients that have been copied.");
+  py::enum_<GradientEvent>(
+      m, "GradientEvent", py::module_local(), "What moves a gradient to its next phase.")
+      .value("SEND", GradientEvent::SEND)
+      .value("SUM", GradientEvent::SUM)
+      .value("DEFER", GradientEvent::DEFER)
+      .value("UPDATE", GradientEvent::UPDATE)
+      .value("BEGIN", GradientEvent::BEGIN);
   py::class_<GradientEntry, std::shared_ptr<GradientEntry>>(
       m, "GradientEntry", py::module_local(), "The part of a parameter entry that the hook needs.")
       .def(py::init<>())
@@ -107,7 +114,11 @@ void bindGradients(py::module_& m) {
       .def_readwrite("feedback", &GradientEntry::feedback)
       .def_readwrite("tensor", &GradientEntry::tensor)
       .def_readwrite("passes_to_go", &GradientEntry::passesToGo)
-      .def_readwrite("sent", &GradientEntry::sent)
+      .def_property_readonly("sent", &GradientEntry::isSent)
+      .def_property_readonly("summed", &GradientEntry::isSummed)
+      .def_property_readonly("update_pending", &GradientEntry::isUpdatePending)
+      .def("advance", &GradientEntry::advance, py::arg("event"))
+      .def("begin_step", &GradientEntry::beginStep, py::arg("passes"))
       .def_readwrite("late", &GradientEntry::late)
       .def_readonly("fresh", &GradientEntry::fresh)
       .def_readwrite("use_flag", &GradientEntry::useFlag)
@@ -181,6 +192,9 @@ void bindGradients(py::module_& m) {
   m.def(
       "find_given_up", &findGivenUp, py::arg("entries"),
       "The first of the entries whose sum lacks a rank that has given up the step, or -1.");
+  m.def(
+      "advance", py::overload_cast<const py::sequence&, GradientEvent>(&advance),
+      py::arg("entries"), py::arg("event"), "Advances the phases of gradients.");
   m.def(
       "unlock_gradients", &unlockGradients, py::arg("entries"),
       "Makes the memory of gradients accessible, whose sums have come.");

@@ -276,6 +276,15 @@ class GradientCopier:
     def release(self) -> None:
         """Frees the gradients that have been copied."""
 
+class GradientEvent:
+    """What moves a gradient to its next phase; gradient_phase.h has the table."""
+
+    SEND: GradientEvent
+    SUM: GradientEvent
+    DEFER: GradientEvent
+    UPDATE: GradientEvent
+    BEGIN: GradientEvent
+
 class GradientEntry:
     """The part of a parameter entry that hooks need."""
 
@@ -293,8 +302,24 @@ class GradientEntry:
     feedback: bool
     tensor: int
     passes_to_go: int
-    sent: bool
     late: bool
+    @property
+    def sent(self) -> bool:
+        """Whether the gradient was passed to the engine in this step, or left out of its sums."""
+
+    @property
+    def summed(self) -> bool:
+        """Whether the sum is there."""
+
+    @property
+    def update_pending(self) -> bool:
+        """Whether step() has been called, and the parameter has not been updated."""
+
+    def advance(self, event: GradientEvent) -> None:
+        """Raises BrokenInvariant if the event cannot happen in the gradient's phase."""
+
+    def begin_step(self, passes: int) -> None:
+        """Prepares for the gradient of the next step."""
     @property
     def fresh(self) -> bool: ...
     def __init__(self) -> None: ...
@@ -493,6 +518,9 @@ def find_given_up(entries: Sequence[GradientEntry]) -> int:
 
     Looks at gradients of the CPU only.
     """
+
+def advance(entries: Sequence[GradientEntry], event: GradientEvent) -> None:
+    """Advances the phases of gradients."""
 
 def unlock_gradients(entries: Sequence[GradientEntry]) -> None:
     """Same as ``unlock_gradient`` of each."""

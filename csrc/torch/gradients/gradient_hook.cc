@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "base/error.h"
 #include "torch/gradients/owners.h"
 
 // The first file on a gradient's way, and for most gradients the only one of the shim.
@@ -222,6 +223,21 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   return true;
 }
 
+void GradientEntry::advance(GradientEvent event) {
+  const auto next = nextPhase(phase_, event);
+  HVDO_CHECK(
+      next, "the gradient of tensor ", tensor, " (in consumption order) got the event ",
+      kGradientEventNames[static_cast<std::size_t>(event)], " in the phase ",
+      kGradientPhaseNames[static_cast<std::size_t>(phase_)]);
+  phase_ = *next;
+}
+
+void GradientEntry::beginStep(int passes) {
+  advance(GradientEvent::BEGIN);
+  passesToGo = passes;
+  late = false;
+}
+
 bool GradientSender::countsAsLast(const at::Tensor& wire) {
   return inBackward && unsent_ > 0 && --unsent_ == 0 && wire.is_cpu();
 }
@@ -262,12 +278,12 @@ void GradientSender::beginPass(const py::sequence& entries, const py::sequence& 
     const py::object parameter = parameters[i];
     auto& entry = py::object(entries[i]).cast<GradientEntry&>();
     entry.fresh = !THPVariable_Unpack(parameter.ptr()).grad().defined();
-    unsent_ += entry.sent ? 0 : 1;
+    unsent_ += entry.isSent() ? 0 : 1;
   }
 }
 
 bool GradientSender::isOrdinary(const GradientEntry& entry, const at::Tensor& parameter) const {
-  if (!inBackward || entry.sent || entry.late || entry.passesToGo < 1 ||
+  if (!inBackward || entry.isSent() || entry.late || entry.passesToGo < 1 ||
       !entry.gradient.inPlace()) {
     return false;
   }
@@ -282,7 +298,7 @@ void GradientSender::sendOrdinary(
     const at::Tensor& parameter,
     const py::object& guard) {
   entry.passesToGo = 0;
-  entry.sent = true;
+  entry.advance(GradientEvent::SEND);
   const at::Tensor gradient = parameter.grad();
   send(entry, gradient);
   parameter.mutable_grad() = entry.gradient.get();
@@ -330,6 +346,12 @@ std::int64_t findGivenUp(const py::sequence& entries) {
     }
   }
   return -1;
+}
+
+void advance(const py::sequence& entries, GradientEvent event) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    py::object(entries[i]).cast<GradientEntry&>().advance(event);
+  }
 }
 
 void unlockGradients(const py::sequence& entries) {

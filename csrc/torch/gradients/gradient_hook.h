@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "torch/c10d/all_reduce/gradient_copier.h"
 #include "torch/c10d/torch_transport.h"
+#include "torch/gradients/gradient_phase.h"
 #include "torch/gradients/storage_lock.h"
 
 namespace hvd_order {
@@ -73,8 +74,6 @@ struct GradientEntry {
 
   /// Backward passes until the gradient is sent.
   int passesToGo = 1;
-  /// The gradient has been passed to the engine in this step.
-  bool sent = false;
   /// The update of the last step was still deferred when this step's gradients came.
   bool late = false;
   /// The parameter had no gradient when this backward pass produced its first, so what arrives in
@@ -82,6 +81,26 @@ struct GradientEntry {
   bool fresh = false;
   StorageLock gradientLock;  ///< closed while the gradient is in flight
   StorageLock parameterLock; ///< closed while the update is pending
+
+  /// Passed to the engine in this step, or left out of its sums.
+  [[nodiscard]] bool isSent() const {
+    return phase_ != GradientPhase::WAITING;
+  }
+  /// The sum is there, whether or not the update has been applied.
+  [[nodiscard]] bool isSummed() const {
+    return phase_ == GradientPhase::SUMMED || phase_ == GradientPhase::DUE;
+  }
+  /// `step()` has been called, and the parameter has not been updated.
+  [[nodiscard]] bool isUpdatePending() const {
+    return phase_ == GradientPhase::DEFERRED || phase_ == GradientPhase::DUE;
+  }
+  /// @throws BrokenInvariant where the event cannot happen in this phase
+  void advance(GradientEvent event);
+  /// Prepares for the gradient of the next step.
+  void beginStep(int passes);
+
+ private:
+  GradientPhase phase_ = GradientPhase::WAITING;
 };
 
 /// Hands the gradients of one optimizer to the engine.
@@ -182,6 +201,9 @@ void tensorReady(
 /// step; -1: there is none. Looks at gradients of the CPU only: another device would have to be
 /// waited for.
 std::int64_t findGivenUp(const pybind11::sequence& entries);
+
+/// Advances all entries, a sequence of GradientEntry.
+void advance(const pybind11::sequence& entries, GradientEvent event);
 
 /// Opens the locks of gradients, whose sums have come.
 void unlockGradients(const pybind11::sequence& entries);

@@ -106,8 +106,7 @@ class DeferredUpdates:
         entries = self._table.entries
         self._recorded = partial_step.RecordedStep(optimizer, self._inner_step)
         self._pending = sorted(entries, key=lambda entry: entry.tensor)
-        for entry in entries:
-            entry.update_pending = True
+        native.advance(entries, native.GradientEvent.DEFER)
         at_once = _reasons(optimizer, entries)
         for entry in entries:
             if not arm_parameter(entry.parameter, guard):
@@ -144,9 +143,9 @@ class DeferredUpdates:
             native.OnHomeStreams(self._transfer.streams) as home,
         ):
             self._transfer.finish(entries)
-            for entry in entries:
-                entry.update_pending = False
-            self._pending = [entry for entry in self._pending if entry.update_pending]
+            native.advance(entries, native.GradientEvent.UPDATE)
+            due = set(entries)
+            self._pending = [entry for entry in self._pending if entry not in due]
             after: _AfterUpdate | None = None
             try:
                 self._update(entries)

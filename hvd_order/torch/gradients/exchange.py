@@ -1,10 +1,6 @@
 """One model's gradients through a step: ready, sent, summed, applied.
 
-The life of a parameter in step t::
-
-    hook fires --> sent --> (engine) --> finished --> step t's update applied --> read by step t+1
-                                          |                 |
-                                  .grad may be read   the parameter may be read
+docs/architecture.md draws the phases of a gradient.
 
 ``step()`` normally applies nothing. It records the hyper-parameters, arms every parameter with
 the read guard and returns. The first reader of a parameter waits for its gradient; the user's own
@@ -206,7 +202,7 @@ class GradientExchange:
                 return in_flight
             self._use.check_may_read(self._gradients.fresh)
             # Whoever reads a gradient, to change it, finishes it.
-            untouched = {entry for entry in self._table.entries if not entry.finished}
+            untouched = {entry for entry in self._table.entries if not entry.summed}
             self._transfer.adds_squares = True
             try:
                 self.synchronize()

@@ -105,7 +105,7 @@ class GradientNorms:
             return None
         found: list[torch.Tensor] = []
         for entry in entries:
-            if entry.finished and self._use.is_readable:
+            if entry.summed and self._use.is_readable:
                 found.append(entry.gradient.isfinite().all())
                 continue
             largest = self._maximum(entry) if self._model.has_norms(math.inf) else None
@@ -130,7 +130,7 @@ class GradientNorms:
 
     def _maximum(self, entry: ParameterEntry) -> torch.Tensor | None:
         """The infinity norm of a gradient, which has the bits of that of the elements."""
-        if entry.finished and self._use.is_readable:
+        if entry.summed and self._use.is_readable:
             of_elements: torch.Tensor = torch.linalg.vector_norm(entry.gradient, math.inf)
             return of_elements
         norm = self._sums(math.inf, entry.gradient.dtype)[entry.tensor]
@@ -144,7 +144,7 @@ class GradientNorms:
 
     def _norm(self, entry: ParameterEntry) -> torch.Tensor | None:
         """The 2-norm of a gradient."""
-        of_elements = entry.finished and self._use.is_readable
+        of_elements = entry.summed and self._use.is_readable
         if not entry.changes and not of_elements and not self._is_rounded:
             return self._sums(2.0, entry.gradient.dtype)[entry.tensor]
         after = norms.after_changes(entry, *self._exact_norm(entry))

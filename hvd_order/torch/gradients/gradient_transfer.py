@@ -112,7 +112,7 @@ class GradientTransfer:
             entry.own = gradient
         if not in_place:
             self._model.leave_to_program(entry)
-        entry.sent = True
+        entry.advance(native.GradientEvent.SEND)
         done = (
             not (in_place and entry.on_wire)
             and (entry.casts or entry.on_wire)
@@ -174,7 +174,8 @@ class GradientTransfer:
             )
         if entry.placed:
             self.send_absent(entry)  # its place in the buffers must not delay its neighbours
-        entry.sent = True
+        else:
+            entry.advance(native.GradientEvent.SEND)
 
     def send_absent(self, entry: ParameterEntry, given_up: bool = False) -> None:
         """Informs the other ranks that this rank has no gradient for the parameter.
@@ -183,7 +184,7 @@ class GradientTransfer:
             given_up: this rank has given up the step, as all ranks must.
         """
         entry.absent = True
-        entry.sent = True
+        entry.advance(native.GradientEvent.SEND)
         if not entry.placed:
             return
         self._model.leave_to_program(entry)
@@ -223,7 +224,7 @@ class GradientTransfer:
             native.OnHomeStreams(self.streams),
         ):
             for entry in entries:
-                if entry.finished or not entry.sent:
+                if entry.summed or not entry.sent:
                     continue
                 if entry.placed and stages[entry.tensor] != ENDED:
                     if stages[entry.tensor] == UNDER_WAY:  # the host waits: not with idle hands
@@ -233,7 +234,7 @@ class GradientTransfer:
                         arriving.wait(entry)
                     stages = arriving.stages()  # neighbours in its slice have come, too
                 if entry.sparse:
-                    entry.finished = True
+                    entry.advance(native.GradientEvent.SUM)
                 elif entry.absent:
                     absent.append(entry)
                 else:
@@ -247,12 +248,12 @@ class GradientTransfer:
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""
         stages = self._model.arriving.stages()
-        return lambda entry: entry.finished or stages[entry.tensor] == ENDED
+        return lambda entry: entry.summed or stages[entry.tensor] == ENDED
 
     def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of the host."""
         taken = self._model.arriving.can_be_taken()
-        return lambda entry: entry.finished or taken(entry)
+        return lambda entry: entry.summed or taken(entry)
 
     def _complete(
         self, entries: Sequence[ParameterEntry], stay_armed: bool, given_up: bool
@@ -264,8 +265,7 @@ class GradientTransfer:
                 self._refuse_given_up(entries[lacking])
         if self._use.are_gradients(entries):
             self._make_gradients(entries, stay_armed)
-        for entry in entries:
-            entry.finished = True
+        native.advance(entries, native.GradientEvent.SUM)
 
     def _make_gradients(self, entries: Sequence[ParameterEntry], stay_armed: bool) -> None:
         native.unlock_gradients(entries)
@@ -328,7 +328,7 @@ class GradientTransfer:
                     self._process_set,
                     f"optimizer {self._channel.key}.{entry.name}",
                 )
-                entry.finished = True
+                entry.advance(native.GradientEvent.SUM)
 
 
 def _has_sparse_gradient(entry: ParameterEntry) -> bool:

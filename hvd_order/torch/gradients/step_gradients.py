@@ -121,7 +121,7 @@ class StepGradients:
         cleared, self.cleared = self.cleared, False
         still_kept = []
         for entry in kept:
-            if entry.finished:  # a hook has read it
+            if entry.summed:  # a hook has read it
                 continue
             # Of a pass' first gradient alone nobody has seen that there was none before. After
             # zero_grad(), what shares its memory is taken for whatever has computed it (static
@@ -201,7 +201,7 @@ class StepGradients:
         """Makes complete gradients ordinary tensors."""
         if self.stay_armed:
             for entry in self._table.entries:
-                if entry.finished:
+                if entry.summed:
                     disarm_gradient(entry.gradient)
 
     @property
@@ -223,7 +223,7 @@ class StepGradients:
         with torch.no_grad(), native.OnHomeStreams(streams):
             for entry in entries:
                 entry.changes.append(change)
-                if entry.finished:
+                if entry.summed:
                     entry.make_changes()
         self._norms.changed(change)
         return True

@@ -49,12 +49,14 @@ class ParameterEntry(native.GradientEntry):
         residual: what it has lost; None before the first gradient.
         tensor: TensorId, the place in consumption order.
         passes_to_go: backward passes until the gradient is sent.
-        sent: whether the gradient was passed to the engine in this step.
         late: the update of the last step was still deferred when this step's gradients came.
         fresh: ``parameter.grad`` was None when this backward pass produced its first gradient.
         ready_s: when the gradient was in its buffer, time.monotonic(); set when the model's
             registration ends (registered_model.py).
         use_flag: see gradient_buffers.py; 1 element.
+        sent, summed, update_pending: the phase of the gradient and its update, which `advance`
+            alone changes (csrc/torch/gradients/gradient_phase.h). What follows says more of a
+            gradient in its phase.
         changes: known changes of the gradient in this step; they are made once it is complete.
     """
 
@@ -67,13 +69,11 @@ class ParameterEntry(native.GradientEntry):
     changes: list[Change] = field(default_factory=list)
     _changes_made: int = 0
     squares: torch.Tensor | None = None  # their sum is the sum of squares of `gradient`
-    finished: bool = False  # sent, and summed, and visible in `gradient`
     own: torch.Tensor | None = None
     last_own: weakref.ref[torch.Tensor] | None = None  # `own` of the last step
     absent: bool = False  # this rank had no gradient to contribute
     cleared: bool = False  # absent, and its owner has called zero_grad since
-    used: bool = True  # some rank had a gradient; set when finished
-    update_pending: bool = False  # step() has been called, the parameter has not been updated
+    used: bool = True  # some rank had a gradient; set when summed
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
     placed: bool = False  # has a place in the buffers, required until the ranks find it sparse
     deferrable: bool = False  # the first reader of the parameter in a step is known
@@ -109,13 +109,10 @@ class ParameterEntry(native.GradientEntry):
 
     def begin_step(self, passes: int) -> None:
         """Prepares the entry for the gradients of the next step."""
-        self.passes_to_go = passes
-        self.sent = False
-        self.late = False
+        super().begin_step(passes)
         self.squares = None
         self.changes.clear()
         self._changes_made = 0
-        self.finished = False
         self.last_own = None if self.own is None else weakref.ref(self.own)
         self.own = None
         self.absent = False
