@@ -796,6 +796,7 @@ TEST(replicasLagByNoMoreThanTheBound) {
 TEST(aServerIsLostAndReplicasTakeOver) {
   simulate({.serversUpdate = false, .replicas = true, .loss = true}, 1500);
   simulate({.replicas = true, .loss = true}, 1500);
+  simulate({.servers = 2, .replicas = true, .loss = true}, 1000); // none is left for a replica
   simulate(
       {.consistency = Consistency::kAsynchronous, .staleness = 1, .replicas = true, .loss = true},
       1500);

@@ -111,6 +111,7 @@ def body_gradients() -> dict[str, Any]:
                 "allreduce": (x, tf.reduce_sum(weights * hvd.allreduce(x, op=hvd.Sum))),
                 "broadcast": (x, tf.reduce_sum(weights * hvd.broadcast(x, 1))),
                 "allgather": (rows, tf.reduce_sum(hvd.allgather(rows) ** 2 * (rank + 1))),
+                "own_rows": (rows, tf.reduce_sum(hvd.allgather(rows) * [[1.0], [2.0], [3.0]])),
                 "alltoall": (x, tf.reduce_sum(hvd.alltoall(x) * (rank + 1))),
                 "reducescatter": (x, tf.reduce_sum(hvd.reducescatter(x, op=hvd.Sum) * (rank + 1))),
             }
@@ -127,6 +128,7 @@ def test_gradients_are_horovods(ranks: RankFactory) -> None:
         np.testing.assert_allclose(got["allreduce"], [3.0] * 4)
         np.testing.assert_allclose(got["broadcast"], [1.5 if rank == 1 else 0.0] * 4)
         np.testing.assert_allclose(got["allgather"], [[9.0]] * (rank + 1))  # average of 6 and 12
+        np.testing.assert_allclose(got["own_rows"], [[[1.0]], [[2.0], [3.0]]][rank])
         np.testing.assert_allclose(got["alltoall"], [1.0, 1.0, 2.0, 2.0])
         np.testing.assert_allclose(got["reducescatter"], [2.0, 2.0, 4.0, 4.0])
 

@@ -343,6 +343,29 @@ def test_one_process_alone(ranks: RankFactory) -> None:
     ranks(1).run(body_one_process, timeout=PATIENCE_S)
 
 
+def body_passes() -> dict[str, float]:
+    import tensorflow as tf
+
+    keras, hvd = shim()
+    updated = {}
+    for name, average in (("sum", False), ("average", True)):
+        weight = keras.Variable(0.0)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0),
+            backward_passes_per_step=2,
+            average_aggregated_gradients=average,
+        )
+        for gradient in (1.0, 3.0):
+            optimizer.apply_gradients([(tf.constant(gradient + hvd.rank()), weight)])
+        updated[name] = float(weight)
+    return updated
+
+
+def test_gradients_of_several_passes_are_added_up(ranks: RankFactory) -> None:
+    for updated in ranks(2).run(body_passes, timeout=PATIENCE_S):
+        assert updated == {"sum": -5.0, "average": -2.5}
+
+
 def body_batch_norm() -> float:
     """Normalizes over batches of different sizes; how far that is from one process."""
     import tensorflow as tf

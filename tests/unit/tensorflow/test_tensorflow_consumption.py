@@ -74,6 +74,22 @@ def test_what_is_created_last_may_be_needed_first() -> None:
     assert order_in(step)[0] == [1, 0, 2]
 
 
+def test_of_two_branches_the_shorter_one_is_needed_first() -> None:
+    import tensorflow as tf
+
+    data = tf.random.uniform([80, 2])
+    deep, shallow = (tf.Variable(tf.eye(2)) for _ in range(2))
+
+    def step() -> list[Any]:
+        x = data
+        for _ in range(5):
+            x = tf.nn.relu(x)
+        tf.add(x @ deep, data @ shallow)
+        return [deep, shallow]
+
+    assert order_in(step)[0] == [1, 0]
+
+
 @pytest.mark.parametrize("name", ["MobileNetV2", pytest.param("ResNet152", marks=pytest.mark.long)])
 def test_networks_in_use(name: str) -> None:
     """Horovod's synthetic benchmark: forward, backward, data that the step refers to."""
