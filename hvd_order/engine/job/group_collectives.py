@@ -60,7 +60,9 @@ def all_to_all(
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup, what: str = "objects") -> list[Any]:
-    """Returns all members' values, by rank; the group must carry CPU tensors.
+    """Returns all members' values, by rank.
+
+    Unlike torch.distributed's ``all_gather_object``, it needs no numpy.
 
     Raises:
         HorovodInternalError: a member sent something else; names its place.
@@ -71,17 +73,31 @@ def gather_objects(value: Any, group: dist.ProcessGroup, what: str = "objects") 
 
 def gather_bytes(mine: bytes, group: dist.ProcessGroup, what: str) -> list[bytes]:
     """Returns what all members sent; see `gather_objects`."""
-    heads = all_gather(head_of(mine, what), group)
+    device = _device_of(group)
+    heads = all_gather(head_of(mine, what).to(device), group)
     counts = [count_in(head.tolist(), place, what) for place, head in enumerate(heads)]
     padded = torch.zeros(max(counts), dtype=torch.uint8)
     if mine:
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    everyone = all_gather(padded, group)
-    return [bytes_of(one[:count]) for one, count in zip(everyone, counts, strict=True)]
+    everyone = all_gather(padded.to(device), group)
+    return [bytes_of(one[:count].cpu()) for one, count in zip(everyone, counts, strict=True)]
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """The CPU, or a device whose tensors the group carries, if it carries none of the CPU."""
+    carried = group._device_types
+    cpu = torch.device("cpu")
+    return cpu if cpu in carried or not carried else carried[0]
 
 
 def share_object(value: Any, root: int, group: dist.ProcessGroup, what: str = "an object") -> Any:
-    """Returns the value of ``root``; the other ranks' values are ignored. See `gather_objects`."""
+    """Returns the value of ``root``; the other ranks' values are ignored.
+
+    The group must carry CPU tensors.
+
+    Raises:
+        HorovodInternalError: ``root`` sent something else.
+    """
     mine = group.rank() == root
     data = pickled(value) if mine else b""
     head = head_of(data, what)

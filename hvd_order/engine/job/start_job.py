@@ -6,12 +6,13 @@ import os
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
 
 from hvd_order.base.bounded import within
 from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage, TransferTimeout
 from hvd_order.base.store_errors import first_line
+from hvd_order.engine.job import group_collectives
 from hvd_order.engine.job.formation import formation_name
 from hvd_order.engine.job.job import Job
 from hvd_order.engine.job.meeting import Card, check_cards, every_rank_has_a_device, meet
@@ -76,16 +77,17 @@ def _join_program(config: Config) -> Job:
     rank, size = dist.get_rank(), dist.get_world_size()
     if _is_alone(size, config):
         return _alone(config)
-    everyone: list[tuple[Card, int] | None] = [None] * size
     # The group replaces the launcher's name of the job.
     card = Card.of_this_process(size, config, job="")
-    dist.all_gather_object(everyone, (card, _stores.jobs_begun))
-    known = [each[0] for each in everyone if each is not None]
+    everyone: list[tuple[Card, int]] = group_collectives.gather_objects(
+        (card, _stores.jobs_begun), _get_default_group(), "what ranks know of themselves"
+    )
+    known = [card for card, _ in everyone]
     check_cards(dict(enumerate(known)))
     place = placement([card.host for card in known], rank)
     backend = _covering_backend(str(dist.get_backend_config()), every_rank_has_a_device(known))
     # Ranks may have begun different numbers of jobs: the keys have rank 0's.
-    begun = next(each[1] for each in everyone if each is not None)
+    begun = everyone[0][1]
     store = PrefixStore(f"hvd_order/joined/{begun}", _get_default_store())
     return Job(rank, size, place, config, backend, JoinedGroups(OwnGroups(store, rank, size)))
 
