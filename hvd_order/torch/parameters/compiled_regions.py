@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from hvd_order.torch.parameters import graph_capture
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
@@ -31,7 +32,7 @@ class CompiledRegions:
 
     def __init__(self, enter: Enter) -> None:
         """Starts without regions; :meth:`find` finds them."""
-        self._enter = torch._dynamo.disable(enter)
+        self._enter = graph_capture.outside(enter)
         self._undo: list[Callable[[], Any]] = []
 
     def find(self, entries: Sequence[ParameterEntry]) -> None:

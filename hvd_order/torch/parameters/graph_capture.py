@@ -22,6 +22,7 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine.job import process
 
 __all__: list[str] = []
 
@@ -33,11 +34,21 @@ _REASON = (
 )
 # Not torch.parameters: its hooks and replacements run in modules of the program, step aside while
 # Dynamo traces, and have to be traced for that.
-for _package in (
+_UNTRACED = (
     "torch.collectives", "torch.elastic", "torch.gradients", "torch.optimizer", "torch.profile",
     "torch.rank_check", "torch.shards", "torch.updates", "c10d",
-):  # fmt: skip
-    torch._dynamo.trace_rules.add(f"hvd_order.{_package}")
+)  # fmt: skip
+
+
+@functools.cache
+def _leave_out() -> None:
+    for package in _UNTRACED:
+        torch._dynamo.trace_rules.add(f"hvd_order.{package}")
+
+
+# Dynamo takes a second to import. A program that trains imports it anyhow, with its first
+# optimizer; one that asks for the version, or for help, does not.
+process.at_init(_leave_out)
 
 
 class _Caller(threading.local):
@@ -48,7 +59,10 @@ _caller = _Caller()
 
 
 def outside(function: _Function) -> _Function:
-    """Makes ``function`` run as if no caller were compiled."""
+    """Makes ``function`` run as if no caller were compiled.
+
+    As ``torch.compiler.disable``, which imports Dynamo.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

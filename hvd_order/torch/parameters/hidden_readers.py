@@ -25,6 +25,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 
 from hvd_order._native import _torch as native
+from hvd_order.torch.parameters import graph_capture
 from hvd_order.torch.parameters.compiled_regions import Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
 
@@ -73,7 +74,7 @@ class HiddenReaders:
         Args:
             enter: finishes parameters that are about to be read.
         """
-        self._enter = torch._dynamo.disable(enter)
+        self._enter = graph_capture.outside(enter)
         self._finished_at: dict[int, _Entry] = {}  # by the module's id
         self._hooks: list[Any] = []  # finish what those modules read
         weakref.finalize(self, _remove, self._hooks).atexit = False

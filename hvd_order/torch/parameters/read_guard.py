@@ -40,7 +40,7 @@ from torch.nn import Parameter
 
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.torch.parameters import gradient_alias, in_flight, metadata, unasked
+from hvd_order.torch.parameters import gradient_alias, graph_capture, in_flight, metadata, unasked
 from hvd_order.torch.parameters.gradient_alias import gradient_of
 from hvd_order.torch.parameters.in_flight import Stay
 
@@ -109,7 +109,7 @@ def _common_guard(tensors: list[torch.Tensor]) -> Guard | None:
 
 
 # A compiled graph breaks at a pending parameter; its result is right.
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
+@graph_capture.outside
 def settle(*values: object) -> None:
     """Finishes every guarded tensor in ``values``, at any depth of lists, tuples and dicts."""
     parameters: list[torch.Tensor] = []
@@ -219,7 +219,7 @@ class _FinishedWhenAsked:
         return _NO_FUNCTION if failure is None else failure
 
 
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
+@graph_capture.outside
 def _before_grad_attribute(tensor: torch.Tensor) -> None:
     guard: Guard | None = vars(tensor).get(GUARD)
     if guard is not None:  # else another thread has just updated the parameter
@@ -293,7 +293,7 @@ def _pending_class(user_class: type) -> type | None:
 # ---- gradients ---------------------------------------------------------------------------------
 
 
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
+@graph_capture.outside
 def _in_flight(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
     with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
         return in_flight.call(func, args, kwargs, _common_guard)
