@@ -34,13 +34,16 @@ from toolchain.programs import program  # noqa: E402
 NATIVE = "hvd_order._native"  # its torch_engines.py finds the engines
 
 
-def wanted_torches() -> list[pytorch.PyTorch]:
-    """The PyTorch releases to build engines for."""
+def wanted_torches() -> tuple[list[pytorch.PyTorch], SystemExit | None]:
+    """The PyTorch releases to build engines for, and why there is none where one is needed."""
     told = os.environ.get("HVD_ORDER_TORCH_FOLDERS")
-    if told is None:
-        torch = pytorch.installed()
-        return [torch] if torch else []
-    return [pytorch.pytorch_at(Path(folder)) for folder in told.split(os.pathsep) if folder]
+    if told is not None:
+        folders = [Path(folder) for folder in told.split(os.pathsep) if folder]
+        return [pytorch.pytorch_at(folder) for folder in folders], None
+    try:
+        return [pytorch.installed()], None
+    except SystemExit as reason:
+        return [], reason
 
 
 def torch_arguments() -> list[str]:
@@ -65,6 +68,8 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         """Builds, and remembers for whom: setuptools clears ``inplace`` while it builds."""
+        if LACKING:  # an sdist or the names of the requirements need no PyTorch
+            raise LACKING
         self.into_source_tree = bool(self.inplace)
         super().run()
 
@@ -186,7 +191,7 @@ class Build(build):
     sub_commands = (*build.sub_commands, ("build_startup", None))
 
 
-TORCHES = wanted_torches()
+TORCHES, LACKING = wanted_torches()
 NVCC = cuda.nvcc() if TORCHES else None
 
 setup(

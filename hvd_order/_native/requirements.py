@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
+import json
+import shlex
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from hvd_order._native.torch_engines import ENGINE, engine_releases, torch_release
 
-__all__ = ["require_extension", "require_torch"]
+__all__ = ["build_command", "require_extension", "require_torch"]
 
 _OLDEST_TORCH = (2, 8)
-_BUILD = "pip install --no-binary hvd_order --force-reinstall hvd_order (in a checkout: make build)"
+_CAME_FROM = "direct_url.json"
 
 
 def require_torch() -> None:
@@ -23,7 +28,7 @@ def require_torch() -> None:
         raise ImportError(
             "hvd_order.torch needs PyTorch, which is not installed; install it with: "
             "pip install torch (see https://pytorch.org for GPU builds); an hvd_order that was "
-            f"built without PyTorch must then be built again: {_BUILD}"
+            f"built without PyTorch must then be built again: {_how_to_build()}"
         )
     import torch
 
@@ -60,9 +65,40 @@ def require_extension() -> None:
             )
         else:
             why = "the engine was not built, since PyTorch was not there; build it"
-        raise ImportError(f"{why}: {_BUILD}") from None
+        raise ImportError(f"{why}: {_how_to_build()}") from None
     except ImportError as error:
         raise ImportError(
             f"the engine for PyTorch {release} cannot be loaded; build it for "
-            f"this one: {_BUILD} ({error})"
+            f"this one: {_how_to_build()} ({error})"
         ) from error
+
+
+def _how_to_build() -> str:
+    """The command that builds this installation's engine."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "Makefile").exists():
+        return f"make -C {shlex.quote(str(root))} build"
+    try:
+        return build_command(importlib.metadata.distribution("hvd_order").read_text(_CAME_FROM))
+    except importlib.metadata.PackageNotFoundError:
+        return build_command(None)
+
+
+def build_command(came_from: str | None) -> str:
+    """The command that installs hvd_order anew from its source.
+
+    Args:
+        came_from: what pip has noted of the installed one (PEP 610); None: it is from an index.
+    """
+    again = "pip install --force-reinstall --no-deps"
+    if came_from is None:
+        return f"{again} --no-binary hvd_order hvd_order"
+    noted = json.loads(came_from)
+    url = noted["url"]
+    if url.endswith(".whl"):
+        return f"{again} SOURCE, hvd_order's source distribution, in place of the wheel {url}"
+    if "vcs_info" in noted:
+        url = "{vcs}+{url}@{commit_id}".format(url=url, **noted["vcs_info"])
+    elif "dir_info" in noted:
+        url = unquote(urlsplit(url).path)
+    return f"{again} {shlex.quote(url)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +72,19 @@ def pytorch_at(folder: Path) -> PyTorch:
     return torch
 
 
-def installed() -> PyTorch | None:
-    """This environment's PyTorch; None, with a line saying why, if there is none to build for."""
+def installed() -> PyTorch:
+    """This environment's PyTorch.
+
+    Raises:
+        SystemExit: there is none to build for; the message says what to do.
+    """
     folders = [f for f in package_folders("torch") if (f / "version.py").exists()]
     if not folders:
-        print("hvd_order: PyTorch is not installed here; building without hvd_order.torch")
-        return None
-    try:
-        return pytorch_at(folders[0])
-    except SystemExit as error:
-        print(f"{error}; building without hvd_order.torch")
-        return None
+        raise SystemExit(
+            "hvd_order: its engine is built for the PyTorch of the environment that it is "
+            f"installed into, and in {sys.prefix} there is none. Install PyTorch first "
+            "(pip install torch; https://pytorch.org has the builds for GPUs), then hvd_order "
+            "again. If PyTorch is there, this build does not see it: add --no-build-isolation. "
+            "To build without an engine, so that nothing can train: HVD_ORDER_TORCH_FOLDERS="
+        )
+    return pytorch_at(folders[0])

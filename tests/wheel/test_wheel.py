@@ -7,6 +7,7 @@ several (`make wheels`).
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -70,3 +71,14 @@ def test_the_sdist_builds_for_the_installed_pytorch(built: Path, venv: Path) -> 
     where = run([venv / "bin/python", "-c", code], {"PATH": str(venv / "bin")}, folder=venv)
     assert f"_native/{ENGINE}/" in where
     assert str(venv) in where
+
+
+def test_without_pytorch_the_build_ends_with_the_cure(built: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-m", "venv", tmp_path / "venv"], os.environ)
+    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet"]
+    done = subprocess.run(
+        [*pip, f"hvd_order[torch] @ {only(built, '*.tar.gz').as_uri()}"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Install PyTorch first (pip install torch" in done.stderr + done.stdout
