@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import time
@@ -21,7 +22,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 import hvd_order
-from hvd_order.base.bounded import answer_s, within
+from hvd_order.base.bounded import answer_s, notice_times, within
 from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage, TransferTimeout
 from hvd_order.base.same_model import check_same_settings
@@ -34,6 +35,7 @@ Answer = TypeVar("Answer")
 
 _OTHERS_MAY_READ_S = 5.0
 _LOOK_S = 0.05
+_log = logging.getLogger("hvd_order")
 _JOB_SIZE = "the number of processes (WORLD_SIZE)"
 
 
@@ -187,7 +189,10 @@ class _Meeting:
         self._store = store
         self._info = info
         self._timeout = config.timeout
-        self._deadline = time.monotonic() + config.timeout.total_seconds()
+        self._begin = time.monotonic()
+        self._deadline = self._begin + config.timeout.total_seconds()
+        self._notices = notice_times(config.stall_warning)
+        self._next_notice = self._begin + next(self._notices)
 
     def take_place(self, mine: Card) -> None:
         """Leaves this rank's card, unless its place is taken.
@@ -217,18 +222,15 @@ class _Meeting:
             TransferTimeout: the card does not arrive, or rank 0 is gone.
         """
         key = f"card/{rank}"
-        left_s = max(0.001, self._deadline - time.monotonic())
-        try:
-            within(
-                left_s + answer_s(self._timeout),
-                lambda: self._store.wait([key], timedelta(seconds=left_s)),
-            )
-        except TimeoutError as error:
-            raise self._rank_0_silent() from error
-        except RuntimeError as error:
-            if time.monotonic() < self._deadline - 0.5:
-                raise self._rank_0_gone(error) from error
-            raise self._missing() from error
+        while not self._comes(key):
+            if time.monotonic() > self._deadline - _LOOK_S:
+                raise TransferTimeout(
+                    f"init(): rank {self._info.rank} waited {self._timeout.total_seconds():g} s "
+                    f"for {self._missing()}, which did not arrive; look at their output"
+                )
+            if self._info.rank == 0:  # the others wait for the same ranks
+                _log.warning("init(): rank 0 waits for %s", self._missing())
+            self._next_notice = self._begin + next(self._notices)
         text = self._ask(lambda: self._store.get(key))
         try:
             return Card.from_text(text)
@@ -238,6 +240,23 @@ class _Meeting:
                 f"version of hvd_order leaves, as the card of rank {rank} ({error}): another "
                 "version of hvd_order runs there, or another program uses the port"
             ) from None
+
+    def _comes(self, key: str) -> bool:
+        """Waits for a key until it is time for a notice, or for the end; whether it is there."""
+        until = min(self._next_notice, self._deadline)
+        left_s = max(0.001, until - time.monotonic())
+        try:
+            within(
+                left_s + answer_s(self._timeout),
+                lambda: self._store.wait([key], timedelta(seconds=left_s)),
+            )
+        except TimeoutError as error:
+            raise self._rank_0_silent() from error
+        except RuntimeError as error:
+            if time.monotonic() < until - 0.5:
+                raise self._rank_0_gone(error) from error
+            return False
+        return True
 
     def has_read(self) -> None:
         """Records that this rank no longer needs the store to report an error."""
@@ -272,16 +291,9 @@ class _Meeting:
             "the ranks meet: its process is stopped, or its host cannot be reached any more"
         )
 
-    def _missing(self) -> TransferTimeout:
+    def _missing(self) -> str:
         def absent() -> list[int]:
             ranks = range(self._info.size)
             return [rank for rank in ranks if not self._store.check([f"card/{rank}"])]
 
-        try:
-            missing = self._ask(absent)
-        except TransferTimeout as error:
-            return error
-        return TransferTimeout(
-            f"init(): rank {self._info.rank} waited {self._timeout.total_seconds():g} s for "
-            f"ranks {missing} of {self._info.size}, which did not arrive; look at their output"
-        )
+        return f"ranks {self._ask(absent)} of {self._info.size}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
 
-from hvd_order.base.bounded import within
+from hvd_order.base.bounded import notice_times, within
 from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage, TransferTimeout
 from hvd_order.base.store_errors import first_line
@@ -22,6 +23,7 @@ from hvd_order.launch.listening import is_loopback, listening_fd
 
 __all__ = ["new_job"]
 
+_log = logging.getLogger("hvd_order")
 _GREETING_S = 2.0  # torch limits the connection attempt, but not the wait for a reply
 
 
@@ -144,7 +146,12 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
             )
 
         try:
-            store = within(config.timeout.total_seconds() + _GREETING_S, connect)
+            store = within(
+                config.timeout.total_seconds() + _GREETING_S, connect,
+                notice_times(config.stall_warning), lambda: _log.warning(
+                    "rank %d waits for rank 0 to listen at %s:%d", info.rank, *address
+                ),
+            )  # fmt: skip
         except (TimeoutError, RuntimeError) as error:
             raise _unreachable(info, config, error) from error
         _stores.by_address[address] = store

@@ -72,6 +72,23 @@ def test_settings_are_compared_in_a_job_of_the_program_as_well() -> None:
         assert "the ranks differ in HVD_ORDER_TUNE: 0 on rank 0, 1 on rank 1" in end.stderr
 
 
+@pytest.mark.parametrize(
+    ("late", "notice"),
+    [(0, "rank 1 waits for rank 0 to listen at 127.0.0.1:"), (1, "rank 0 waits for ranks [1] of")],
+)
+def test_while_a_rank_is_awaited_the_others_say_so(late: int, notice: str, tmp_path: Path) -> None:
+    program = f"""
+import logging, os, sys, time
+logging.basicConfig(stream=sys.stdout)
+while int(os.environ["RANK"]) == {late} and not os.path.exists({str(tmp_path / "come")!r}):
+    time.sleep(0.05)
+{INIT}"""
+    with start_script(2, program, env={"HVD_ORDER_STALL_WARNING": "1"}) as ranks:
+        ranks.wait_for_output(1 - late, notice)
+        (tmp_path / "come").touch()
+        assert [one.returncode for one in ranks.wait(60)] == [0, 0]
+
+
 def test_a_second_job_at_the_same_port_ends_at_once_and_leaves_the_first_alone() -> None:
     # The default timeout, half an hour: nobody waits for it.
     env = {"MASTER_PORT": str(free_port())}
