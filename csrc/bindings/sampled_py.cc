@@ -12,6 +12,7 @@ namespace {
 using simulate::ComputeOrder;
 using simulate::OpIndex;
 using simulate::PullStart;
+using simulate::SampledKind;
 using simulate::SampledOp;
 using simulate::SampledResult;
 using simulate::SampledStep;
@@ -22,13 +23,8 @@ using simulate::Sharing;
 using simulate::Transmission;
 using simulate::Turns;
 
-using PySampledOp = std::tuple<
-    std::string,
-    SampledOp::Kind,
-    std::vector<OpIndex>,
-    std::uint32_t,
-    TensorId,
-    std::int32_t>;
+using PySampledOp = std::
+    tuple<std::string, SampledKind, std::vector<OpIndex>, std::uint32_t, TensorId, std::int32_t>;
 
 std::shared_ptr<SampledStep> makeStep(
     const std::vector<PySampledOp>& pyOps,
@@ -44,10 +40,10 @@ std::shared_ptr<SampledStep> makeStep(
 }
 
 void bindEnums(py::module_& m) {
-  py::enum_<SampledOp::Kind>(m, "SampledKind", py::module_local())
-      .value("COMPUTE", SampledOp::Kind::kCompute)
-      .value("PULL", SampledOp::Kind::kPull)
-      .value("PUSH", SampledOp::Kind::kPush);
+  py::enum_<SampledKind>(m, "SampledKind", py::module_local())
+      .value("COMPUTE", SampledKind::kCompute)
+      .value("PULL", SampledKind::kPull)
+      .value("PUSH", SampledKind::kPush);
   py::enum_<Turns>(m, "Turns", py::module_local())
       .value("WHOLE", Turns::kWhole)
       .value("WINDOW", Turns::kWindow)

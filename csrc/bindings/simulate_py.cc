@@ -19,7 +19,7 @@ using simulate::Op;
 using simulate::OpIndex;
 using simulate::OpRecord;
 using simulate::Parameter;
-using simulate::Pull;
+using simulate::PullTiming;
 using simulate::Result;
 using simulate::Scenario;
 using simulate::ServerNetwork;
@@ -115,7 +115,7 @@ void bindNetworks(py::module_& m) {
                 serverBytesPerS,
                 updateSecondsPerByte,
                 updateSecondsPerSlice,
-                pullAtOnce ? Pull::kAtOnce : Pull::kNextStep,
+                pullAtOnce ? PullTiming::kAtOnce : PullTiming::kNextStep,
                 pullPolicy,
                 pullCreditBytes,
                 std::move(pullPlan),

@@ -7,21 +7,23 @@
 
 namespace hvd_order::simulate {
 
+/// What a future event is.
+enum class EventKind : std::uint8_t {
+  kTaskEnd,            ///< device a's stream b has ended an op or an update
+  kMessage,            ///< message number a has reached its rank
+  kLatencyOver,        ///< transfer number a begins to use the link
+  kReservationExpires, ///< the link reservation of round a has lasted long enough
+  kServerDone,         ///< the servers have summed and applied slice a
+  // Of sampled training (planning/sampled):
+  kWorkerBegins, ///< worker a begins its first step
+  kStageEnd,     ///< the stage number a of a transfer or an update is over
+};
+
 /// A future event. The meaning of `a` and `b` depends on the kind.
 struct Event {
-  enum class Kind : std::uint8_t {
-    kTaskEnd,            ///< device a's stream b has ended an op or an update
-    kMessage,            ///< message number a has reached its rank
-    kLatencyOver,        ///< transfer number a begins to use the link
-    kReservationExpires, ///< the link reservation of round a has lasted long enough
-    kServerDone,         ///< the servers have summed and applied slice a
-    // Of sampled training (simulate/sampled):
-    kWorkerBegins, ///< worker a begins its first step
-    kStageEnd,     ///< the stage number a of a transfer or an update is over
-  };
   double atS;
   std::uint64_t number; ///< in the order in which events were announced
-  Kind kind;
+  EventKind kind;
   std::uint32_t a;
   std::uint32_t b;
 };
@@ -33,11 +35,11 @@ class Clock final {
   [[nodiscard]] double nowS() const {
     return nowS_;
   }
-  void announce(double inS, Event::Kind kind, std::uint32_t a, std::uint32_t b = 0) {
+  void announce(double inS, EventKind kind, std::uint32_t a, std::uint32_t b = 0) {
     announceAt(nowS_ + inS, kind, a, b);
   }
   /// @param atS not before now.
-  void announceAt(double atS, Event::Kind kind, std::uint32_t a, std::uint32_t b = 0) {
+  void announceAt(double atS, EventKind kind, std::uint32_t a, std::uint32_t b = 0) {
     events_.push_back({atS, announced_++, kind, a, b});
     std::push_heap(events_.begin(), events_.end(), kLater);
   }

@@ -276,7 +276,7 @@ void Device::start(std::uint32_t stream, Task task, std::uint32_t number, double
   s.task = task;
   s.number = number;
   s.startS = clock_.nowS();
-  clock_.announce(seconds * slowness_, Event::Kind::kTaskEnd, index_, stream);
+  clock_.announce(seconds * slowness_, EventKind::kTaskEnd, index_, stream);
 }
 
 bool Device::laterUpdate(const Update& a, const Update& b) {

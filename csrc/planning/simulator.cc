@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "planning/network/all_reduce.h"
-#include "planning/network/parameter_servers.h"
+#include "planning/network/server_exchange.h"
 
 // Steps of synchronous ranks in virtual time: devices, a network, and the engine's own scheduler.
 //
@@ -29,7 +29,7 @@ StepEnd stepEndOf(const Workload& workload, const Scenario& scenario) {
   if (workload.parameters().empty()) {
     return StepEnd::kNothing;
   }
-  if (servers != nullptr && servers->pull == Pull::kNextStep) {
+  if (servers != nullptr && servers->pull == PullTiming::kNextStep) {
     return StepEnd::kSummed;
   }
   const bool mayOverlap = scenario.crossIteration && (scenario.split || !scenario.clipped);
@@ -90,7 +90,7 @@ class Simulator final {
       const auto index = static_cast<DeviceIndex>(devices_.size());
       devices_.emplace_back(workload_, index, slowness, compute, clock_);
     }
-    const GradientExchangeOptions options{
+    const SimulatedExchangeOptions options{
         .agreement = scenario.agreement,
         .policy = scenario.policy,
         .creditBytes = scenario.creditBytes,
@@ -107,7 +107,7 @@ class Simulator final {
           std::move(layout), options, std::get<AllReduceCost>(scenario.network), roles_, clock_,
           devices_);
     } else {
-      exchange_ = std::make_unique<ParameterServers>(
+      exchange_ = std::make_unique<ServerExchange>(
           std::move(layout), options, std::get<ServerNetwork>(scenario.network), roles_, clock_,
           devices_);
     }
@@ -147,7 +147,7 @@ class Simulator final {
 
  private:
   void happened(const Event& event) {
-    if (event.kind != Event::Kind::kTaskEnd) {
+    if (event.kind != EventKind::kTaskEnd) {
       exchange_->happened(event);
       return;
     }
@@ -224,7 +224,7 @@ class Simulator final {
   std::uint32_t recordFrom_;
   Clock clock_;
   std::vector<Device> devices_;
-  std::unique_ptr<GradientExchange> exchange_;
+  std::unique_ptr<SimulatedExchange> exchange_;
   std::vector<std::uint32_t> stepsSeen_; // by device
 };
 

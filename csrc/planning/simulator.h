@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "planning/device.h"
-#include "planning/network/gradient_exchange.h"
 #include "planning/network/network.h"
+#include "planning/network/simulated_exchange.h"
 #include "planning/workload.h"
 #include "scheduler/agreement.h"
 
@@ -32,8 +32,8 @@ struct Scenario {
   double reservationLeadS = 0;
 
   ComputeOrder order = ComputeOrder::kProgram;
-  /// Whether the next step begins before all gradients have arrived. Under Pull::kNextStep a step
-  /// ends when the servers have applied all gradients, whatever this option is.
+  /// Whether the next step begins before all gradients have arrived. Under PullTiming::kNextStep a
+  /// step ends when the servers have applied all gradients, whatever this option is.
   bool crossIteration = true;
   /// Whether the program clips gradients by the norm of all of them, so that no update may begin
   /// before the norm is known. Whole all-reduces tell it when all have arrived; the next step then

@@ -14,11 +14,11 @@ namespace hvd_order::simulate {
 
 namespace {
 
-using Kind = SampledOp::Kind;
-
 SampledStep oneTensor() {
   return SampledStep(
-      {{"pull", Kind::kPull, {}}, {"compute", Kind::kCompute, {0}}, {"push", Kind::kPush, {1}}},
+      {{"pull", SampledKind::kPull, {}},
+       {"compute", SampledKind::kCompute, {0}},
+       {"push", SampledKind::kPush, {1}}},
       {10}, {{0, 1, 0}});
 }
 
@@ -170,9 +170,9 @@ TEST(no_update_is_applied_beyond_the_bound) {
     for (TensorId tensor = 0; tensor < tensors; ++tensor) {
       const auto priority = static_cast<std::int32_t>(below(4));
       sizes.push_back(1 + below(20));
-      ops.push_back({"pull", Kind::kPull, {}, 0, tensor, priority});
-      ops.push_back({"compute", Kind::kCompute, {3 * tensor}});
-      ops.push_back({"push", Kind::kPush, {3 * tensor + 1}, 0, tensor, priority});
+      ops.push_back({"pull", SampledKind::kPull, {}, 0, tensor, priority});
+      ops.push_back({"compute", SampledKind::kCompute, {3 * tensor}});
+      ops.push_back({"push", SampledKind::kPush, {3 * tensor + 1}, 0, tensor, priority});
     }
     std::vector<std::vector<double>> seconds(3, std::vector<double>(ops.size()));
     for (auto& sample : seconds) {

@@ -83,7 +83,7 @@ TEST(splitStepsDoNotAllocate) {
 TEST(serversDoNotAllocate) {
   Scenario s = smallScenario();
   s.slowness = {1, 1.2, 1};
-  for (const Pull pull : {Pull::kAtOnce, Pull::kNextStep}) {
+  for (const PullTiming pull : {PullTiming::kAtOnce, PullTiming::kNextStep}) {
     s.network = ServerNetwork{
         .servers = 3,
         .latencyS = 0.1,

@@ -43,12 +43,12 @@ void check(const AllReduceCost& cost) {
 
 AllReduce::AllReduce(
     std::shared_ptr<const SliceLayout> layout,
-    const GradientExchangeOptions& options,
+    const SimulatedExchangeOptions& options,
     const AllReduceCost& cost,
     const Roles& roles,
     Clock& clock,
     std::vector<Device>& devices)
-    : GradientExchange(std::move(layout), options, {1.0}, clock, devices),
+    : SimulatedExchange(std::move(layout), options, {1.0}, clock, devices),
       cost_(cost),
       splitCost_(halfOf(cost)),
       halvesOf_(roles.slowness.size()),
@@ -103,7 +103,7 @@ void AllReduce::heldReady(TensorId tensor, const std::vector<SliceKey>& slices) 
   reservationChanged();
   if (reservation_.until() != LinkReservation::Clock::time_point::max()) {
     const std::chrono::duration<double> left = reservation_.until() - at;
-    clock_.announce(left.count(), Event::Kind::kReservationExpires, rounds_[0]);
+    clock_.announce(left.count(), EventKind::kReservationExpires, rounds_[0]);
   }
 }
 
@@ -149,7 +149,7 @@ void AllReduce::post(std::size_t from, SliceMessage&& message) {
   messages_[place] = {from, static_cast<std::size_t>(message.to), std::move(message.slices)};
   double& sendsUntilS = halves_[from].sendsUntilS;
   sendsUntilS = std::max(sendsUntilS, clock_.nowS()) + options_.controlSendS;
-  clock_.announceAt(sendsUntilS + options_.controlLatencyS, Event::Kind::kMessage, place);
+  clock_.announceAt(sendsUntilS + options_.controlLatencyS, EventKind::kMessage, place);
 }
 
 void AllReduce::issued(SliceKey slice) {
@@ -167,7 +167,7 @@ void AllReduce::startWaiting() {
     --waitingCount_;
     ++lanesTaken_;
     if (const double latencyS = costOf(slice).latencyS; latencyS > 0) {
-      clock_.announce(latencyS, Event::Kind::kLatencyOver, slice);
+      clock_.announce(latencyS, EventKind::kLatencyOver, slice);
     } else {
       carry(slice);
     }
@@ -186,11 +186,11 @@ const AllReduceCost& AllReduce::costOf(SliceIndex slice) const {
 }
 
 void AllReduce::happened(const Event& event) {
-  if (event.kind == Event::Kind::kLatencyOver) {
+  if (event.kind == EventKind::kLatencyOver) {
     carry(event.a);
     return;
   }
-  if (event.kind == Event::Kind::kReservationExpires) {
+  if (event.kind == EventKind::kReservationExpires) {
     // Not the clock's time: rounded to whole nanoseconds it may be one nanosecond too early.
     if (rounds_[0] == event.a && reservation_.expire(reservation_.until())) {
       reservationChanged();
@@ -198,7 +198,7 @@ void AllReduce::happened(const Event& event) {
     }
     return;
   }
-  HVDO_CHECK(event.kind == Event::Kind::kMessage, "an all-reduce has no servers");
+  HVDO_CHECK(event.kind == EventKind::kMessage, "an all-reduce has no servers");
   const Message message = std::move(messages_[event.a]);
   freeMessages_.push_back(event.a);
   ++agreementTraffic_[message.to].receivedMessages;

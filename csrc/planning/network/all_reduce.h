@@ -4,19 +4,19 @@
 #include <string>
 #include <vector>
 
-#include "planning/network/gradient_exchange.h"
 #include "planning/network/network.h"
+#include "planning/network/simulated_exchange.h"
 #include "scheduler/link_reservation.h"
 
 namespace hvd_order::simulate {
 
 /// An exchange that all-reduces slices, whole or in halves (SliceLayout), in an order that the
 /// ranks agree on.
-class AllReduce final : public GradientExchange {
+class AllReduce final : public SimulatedExchange {
  public:
   AllReduce(
       std::shared_ptr<const SliceLayout> layout,
-      const GradientExchangeOptions& options,
+      const SimulatedExchangeOptions& options,
       const AllReduceCost& cost,
       const Roles& roles,
       Clock& clock,

@@ -49,7 +49,7 @@ void Flows::start(double nowS, Id id, double work, Use first, Use second) {
 void Flows::add(double nowS, const Flow& flow) {
   carry(nowS);
   for (const Use& use : std::span(flow.use, flow.uses)) {
-    State& link = state_[use.link];
+    LinkState& link = state_[use.link];
     if (link.flows++ == 0) {
       link.sinceS = nowS;
     }
@@ -64,7 +64,7 @@ Flows::Id Flows::finish() {
   const Flow flow = flows_[next_];
   flows_.erase(flows_.begin() + static_cast<std::ptrdiff_t>(next_));
   for (const Use& use : std::span(flow.use, flow.uses)) {
-    State& link = state_[use.link];
+    LinkState& link = state_[use.link];
     if (--link.flows > 0) {
       continue;
     }
@@ -133,7 +133,7 @@ void Flows::share() {
       flow.rate = least;
       --toGo;
       for (const Use& use : uses) {
-        State& link = state_[use.link];
+        LinkState& link = state_[use.link];
         link.spare -= least * use.weight;
         link.weight -= use.weight;
       }

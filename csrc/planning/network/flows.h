@@ -61,7 +61,7 @@ class Flows final {
     double left;
     double rate;
   };
-  struct State {
+  struct LinkState {
     double capacity;
     std::uint32_t flows = 0;
     double sinceS = 0; // start of the current busy interval
@@ -74,7 +74,7 @@ class Flows final {
   void carry(double untilS);
   void share();
 
-  std::vector<State> state_;
+  std::vector<LinkState> state_;
   std::vector<Flow> flows_; // in order of start
   double lastS_ = 0;        // the time to which `left` refers
   double nextEndS_;

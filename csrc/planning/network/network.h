@@ -46,7 +46,7 @@ AllReduceCost treeAllReduce(int ranks, double alphaS, double bytesPerS);
 AllReduceCost halfOf(AllReduceCost allReduce);
 
 /// When workers pull parameters from servers.
-enum class Pull {
+enum class PullTiming {
   kAtOnce,   ///< a server sends a slice as soon as it is updated (P3, section 4.2)
   kNextStep, ///< workers pull when their next step begins; steps end when all is updated (TicTac)
 };
@@ -60,7 +60,7 @@ struct ServerNetwork {
   double serverBytesPerS = 1;      ///< each way
   double updateSecondsPerByte = 0; ///< server's work once all workers have pushed a slice
   double updateSecondsPerSlice = 0;
-  Pull pull = Pull::kAtOnce;
+  PullTiming pull = PullTiming::kAtOnce;
   Policy pullPolicy = Policy::kPriority;
   ByteCount pullCreditBytes = 0;       ///< of each worker, from all servers
   std::vector<SliceIndex> pullPlan;    ///< for Policy::kPlanned

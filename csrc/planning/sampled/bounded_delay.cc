@@ -14,9 +14,9 @@
 // state has changed, because it may ask again at once.
 namespace hvd_order::simulate {
 
-class BoundedDelay::Waiter final : public PushWindows::Waiter {
+class BoundedDelay::WaitingTensor final : public PushWindows::WaitingSlice {
  public:
-  Waiter(BoundedDelay& owner, TensorId tensor) : owner_(owner), tensor_(tensor) {}
+  WaitingTensor(BoundedDelay& owner, TensorId tensor) : owner_(owner), tensor_(tensor) {}
   void admit() override {
     owner_.settle(tensor_);
   }
@@ -31,7 +31,7 @@ BoundedDelay::BoundedDelay(
     const StepTables& tables,
     const Clock& clock,
     const SampledStep& step,
-    Listener& listener)
+    AdmissionListener& listener)
     : bound_(training.delayBound.value()),
       aggregates_(training.aggregates),
       tables_(tables),
@@ -52,7 +52,7 @@ BoundedDelay::BoundedDelay(
     urgency_[order[tensor]] = tensor;
     tensors_[tensor].sent.resize(workers);
     tensors_[tensor].read.resize(workers);
-    waiters_.push_back(std::make_shared<Waiter>(*this, tensor));
+    waiters_.push_back(std::make_shared<WaitingTensor>(*this, tensor));
   }
   for (std::uint32_t server = 0; server < training.servers; ++server) {
     rooms_.push_back(std::make_unique<Room>());
@@ -70,21 +70,21 @@ PushWindows::Key BoundedDelay::keyOf(TensorId number) const {
 }
 
 void BoundedDelay::ask(const Transfer& push) {
-  Tensor& tensor = tensors_[push.tensor];
+  SimulatedTensor& tensor = tensors_[push.tensor];
   tensor.asks.push_back({push, tensor.read[push.worker]});
   settle(push.tensor);
 }
 
 bool BoundedDelay::partCame(TensorId number) {
-  Admission& group = tensors_[number].admission.value();
+  SimulatedAdmission& group = tensors_[number].admission.value();
   return ++group.parts == group.asks.size();
 }
 
 void BoundedDelay::came(TensorId number) {
-  Tensor& tensor = tensors_[number];
+  SimulatedTensor& tensor = tensors_[number];
   HVDO_CHECK(tensor.admission && !tensor.arrived, "a push that was not admitted");
   tensor.arrived = std::exchange(tensor.admission, std::nullopt);
-  const Admission& ended = *tensor.arrived;
+  const SimulatedAdmission& ended = *tensor.arrived;
   Room& room = roomOf(number);
   const bool isDirect = ended.helper == Routes::kDirect;
   PushWindows& windows = isDirect ? room.windows : room.helperWindows;
@@ -97,10 +97,10 @@ void BoundedDelay::came(TensorId number) {
 }
 
 std::vector<Transfer> BoundedDelay::applied(TensorId number) {
-  Tensor& tensor = tensors_[number];
+  SimulatedTensor& tensor = tensors_[number];
   std::vector<Transfer> pushes;
-  const Admission arrived = std::exchange(tensor.arrived, std::nullopt).value();
-  for (const Ask& ask : arrived.asks) {
+  const SimulatedAdmission arrived = std::exchange(tensor.arrived, std::nullopt).value();
+  for (const SimulatedRequest& ask : arrived.asks) {
     longestDelay_ = std::max(longestDelay_, tensor.version++ - ask.read);
     pushes.push_back(ask.push);
   }
@@ -125,7 +125,7 @@ void BoundedDelay::reads(TensorId number, std::uint32_t worker) {
 }
 
 void BoundedDelay::settle(TensorId number) {
-  Tensor& tensor = tensors_[number];
+  SimulatedTensor& tensor = tensors_[number];
   if (tensor.arrived || tensor.asks.empty()) {
     return;
   }
@@ -142,12 +142,12 @@ void BoundedDelay::settle(TensorId number) {
       admitOneOf(tensor, number, next.candidates, updates);
     }
     if (tensor.admission) {
-      for (const Ask& ask : tensor.admission->asks) {
+      for (const SimulatedRequest& ask : tensor.admission->asks) {
         admitted.push_back(ask.push);
       }
     }
   }
-  std::erase_if(tensor.asks, [](const Ask& ask) { return ask.isServed; });
+  std::erase_if(tensor.asks, [](const SimulatedRequest& ask) { return ask.isServed; });
   for (const Transfer& push : late) {
     listener_.tooLate(push);
   }
@@ -156,14 +156,15 @@ void BoundedDelay::settle(TensorId number) {
   }
 }
 
-std::vector<WaitingUpdate> BoundedDelay::waitingUpdates(const Tensor& tensor, TensorId number)
-    const {
+std::vector<WaitingUpdate> BoundedDelay::waitingUpdates(
+    const SimulatedTensor& tensor,
+    TensorId number) const {
   const auto turnsTaken =
       static_cast<std::int64_t>(tensor.admission ? tensor.admission->asks.size() : 0);
   const PushWindows& windows = roomOf(number).windows;
   std::vector<WaitingUpdate> updates;
   updates.reserve(tensor.asks.size());
-  for (const Ask& ask : tensor.asks) {
+  for (const SimulatedRequest& ask : tensor.asks) {
     const std::int64_t delay = std::int64_t{tensor.version} - ask.read;
     const auto worker = static_cast<int>(ask.push.worker);
     updates.push_back(
@@ -175,7 +176,7 @@ std::vector<WaitingUpdate> BoundedDelay::waitingUpdates(const Tensor& tensor, Te
 
 // Admits the first candidate whose line has room; if none has, the waiter is called when one has.
 void BoundedDelay::admitOneOf(
-    Tensor& tensor,
+    SimulatedTensor& tensor,
     TensorId number,
     std::vector<std::size_t> candidates,
     const std::vector<WaitingUpdate>& updates) {
@@ -184,11 +185,11 @@ void BoundedDelay::admitOneOf(
   Room& room = roomOf(number);
   std::vector<int> workers;
   for (const std::size_t index : candidates) {
-    Ask& ask = tensor.asks[index];
+    SimulatedRequest& ask = tensor.asks[index];
     workers.push_back(static_cast<int>(ask.push.worker));
     if (room.windows.take(workers.back(), sizes_[number], clock_.nowS())) {
       room.routes.taken(Routes::kDirect);
-      tensor.admission = Admission{{ask}, Routes::kDirect, clock_.nowS()};
+      tensor.admission = SimulatedAdmission{{ask}, Routes::kDirect, clock_.nowS()};
       ask.isServed = true;
       return;
     }
@@ -199,7 +200,7 @@ void BoundedDelay::admitOneOf(
 // Admits all updates that are in time, through a helper. If the helper has no room, they wait.
 // @return false if there are fewer than two updates, or no helper is faster.
 bool BoundedDelay::admitGroup(
-    Tensor& tensor,
+    SimulatedTensor& tensor,
     TensorId number,
     const std::vector<WaitingUpdate>& updates) {
   if (!aggregates_) {
@@ -225,7 +226,7 @@ bool BoundedDelay::admitGroup(
     return true;
   }
   room.routes.taken(helper);
-  tensor.admission = Admission{{}, helper, clock_.nowS()};
+  tensor.admission = SimulatedAdmission{{}, helper, clock_.nowS()};
   for (const std::size_t index : able) {
     tensor.asks[index].isServed = true;
     tensor.admission->asks.push_back(tensor.asks[index]);

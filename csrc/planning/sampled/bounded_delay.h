@@ -25,18 +25,18 @@ namespace hvd_order::simulate {
 class BoundedDelay final {
  public:
   /// Is told what has been decided about a worker's push. May ask again at once.
-  class Listener {
+  class AdmissionListener {
    public:
-    Listener() = default;
-    Listener(const Listener&) = delete;
-    Listener& operator=(const Listener&) = delete;
+    AdmissionListener() = default;
+    AdmissionListener(const AdmissionListener&) = delete;
+    AdmissionListener& operator=(const AdmissionListener&) = delete;
     /// The worker may send the push to `push.server`: the owner, or a helper.
     virtual void admitted(const Transfer& push) = 0;
     /// The update cannot be applied in time and is not sent; it counts as made.
     virtual void tooLate(const Transfer& push) = 0;
 
    protected:
-    ~Listener() = default;
+    ~AdmissionListener() = default;
   };
 
   /// The first three must outlive this object.
@@ -45,7 +45,7 @@ class BoundedDelay final {
       const StepTables& tables,
       const Clock& clock,
       const SampledStep& step,
-      Listener& listener);
+      AdmissionListener& listener);
   BoundedDelay(const BoundedDelay&) = delete;
   BoundedDelay& operator=(const BoundedDelay&) = delete;
   ~BoundedDelay();
@@ -72,24 +72,24 @@ class BoundedDelay final {
   }
 
  private:
-  struct Ask {
+  struct SimulatedRequest {
     Transfer push;
     std::uint32_t read; // version that the worker had when it asked
     bool isServed = false;
   };
-  struct Admission {
-    std::vector<Ask> asks; // one, or those of a group
+  struct SimulatedAdmission {
+    std::vector<SimulatedRequest> asks; // one, or those of a group
     ServerId helper = Routes::kDirect;
     double sinceS = 0;
     std::size_t parts = 0; // of a group, at its helper
   };
-  struct Tensor {
+  struct SimulatedTensor {
     std::uint32_t version = 0;       // updates applied
     std::vector<std::uint32_t> sent; // by worker: version of the answer on its way
     std::vector<std::uint32_t> read; // by worker: version of the last answer
-    std::vector<Ask> asks;
-    std::optional<Admission> admission;
-    std::optional<Admission> arrived; // waits to be applied: nothing is admitted meanwhile
+    std::vector<SimulatedRequest> asks;
+    std::optional<SimulatedAdmission> admission;
+    std::optional<SimulatedAdmission> arrived; // waits to be applied: nothing is admitted meanwhile
   };
   /// What a server knows of the lines that lead to it.
   struct Room {
@@ -97,17 +97,19 @@ class BoundedDelay final {
     PushWindows helperWindows; // by server
     Routes routes;
   };
-  class Waiter;
+  class WaitingTensor;
 
   void settle(TensorId number);
-  [[nodiscard]] std::vector<WaitingUpdate> waitingUpdates(const Tensor& tensor, TensorId number)
-      const;
+  [[nodiscard]] std::vector<WaitingUpdate> waitingUpdates(
+      const SimulatedTensor& tensor,
+      TensorId number) const;
   void admitOneOf(
-      Tensor& tensor,
+      SimulatedTensor& tensor,
       TensorId number,
       std::vector<std::size_t> candidates,
       const std::vector<WaitingUpdate>& updates);
-  bool admitGroup(Tensor& tensor, TensorId number, const std::vector<WaitingUpdate>& updates);
+  bool
+  admitGroup(SimulatedTensor& tensor, TensorId number, const std::vector<WaitingUpdate>& updates);
   [[nodiscard]] Room& roomOf(TensorId number) const;
   [[nodiscard]] PushWindows::Key keyOf(TensorId number) const;
 
@@ -116,11 +118,11 @@ class BoundedDelay final {
   const StepTables& tables_;
   const Clock& clock_;
   const std::vector<ByteCount>& sizes_;
-  Listener& listener_;
+  AdmissionListener& listener_;
   std::vector<SliceIndex> urgency_; // by tensor: place in the order of the pushes' priorities
-  std::vector<Tensor> tensors_;
-  std::vector<std::unique_ptr<Room>> rooms_;     // by server
-  std::vector<std::shared_ptr<Waiter>> waiters_; // by tensor
+  std::vector<SimulatedTensor> tensors_;
+  std::vector<std::unique_ptr<Room>> rooms_;            // by server
+  std::vector<std::shared_ptr<WaitingTensor>> waiters_; // by tensor
   std::vector<std::pair<PushWindows*, int>> freed_;
   std::uint32_t longestDelay_ = 0;
 };

@@ -26,11 +26,11 @@ SampledStep::SampledStep(
     for (const OpIndex input : op.inputs) {
       successors[input].push_back(i);
     }
-    if (op.kind == SampledOp::Kind::kCompute) {
+    if (op.kind == SampledKind::kCompute) {
       onStream.resize(std::max<std::size_t>(onStream.size(), op.stream + 1));
       onStream[op.stream].push_back(i);
     } else {
-      (op.kind == SampledOp::Kind::kPull ? pullOf_ : pushOf_)[op.tensor] = i;
+      (op.kind == SampledKind::kPull ? pullOf_ : pushOf_)[op.tensor] = i;
     }
   }
   successors_ = Rows<OpIndex>(successors);
@@ -45,7 +45,7 @@ void SampledStep::setFirstOps(const std::vector<std::vector<OpIndex>>& pullOrder
   std::vector<OpIndex> others;
   for (OpIndex i = 0; i < ops_.size(); ++i) {
     if (ops_[i].inputs.empty()) {
-      (ops_[i].kind == SampledOp::Kind::kPull ? pulls : others).push_back(i);
+      (ops_[i].kind == SampledKind::kPull ? pulls : others).push_back(i);
     }
   }
   if (pullOrders.empty()) {
@@ -88,13 +88,13 @@ void SampledStep::check() const {
         throw InvalidUsage(concat("op '", op.name, "' has input ", input, "; there is none"));
       }
     }
-    if (op.kind == SampledOp::Kind::kCompute) {
+    if (op.kind == SampledKind::kCompute) {
       continue;
     }
     if (op.tensor >= tensorBytes_.size()) {
       throw InvalidUsage(concat("op '", op.name, "' moves tensor ", op.tensor, "; there is none"));
     }
-    const std::size_t place = 2 * op.tensor + (op.kind == SampledOp::Kind::kPush ? 1 : 0);
+    const std::size_t place = 2 * op.tensor + (op.kind == SampledKind::kPush ? 1 : 0);
     if (used[place]) {
       throw InvalidUsage(concat("op '", op.name, "' moves a tensor that another op moves"));
     }

@@ -11,15 +11,17 @@
 
 namespace hvd_order::simulate {
 
+/// What an op of a sampled step does.
+enum class SampledKind : std::uint8_t {
+  kCompute,
+  kPull, ///< the worker receives a parameter from its server
+  kPush, ///< the worker sends a gradient to its server
+};
+
 /// A piece of a worker's step: computation, or the transfer of one tensor.
 struct SampledOp {
-  enum class Kind : std::uint8_t {
-    kCompute,
-    kPull, ///< the worker receives a parameter from its server
-    kPush, ///< the worker sends a gradient to its server
-  };
   std::string name;
-  Kind kind = Kind::kCompute;
+  SampledKind kind = SampledKind::kCompute;
   std::vector<OpIndex> inputs; ///< ops of the same step that must end first
   std::uint32_t stream = 0;    ///< of a computation; a stream runs one op at a time
   TensorId tensor = 0;         ///< of a transfer

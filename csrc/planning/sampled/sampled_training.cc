@@ -56,7 +56,8 @@ struct Relay {
   std::uint32_t linksToGo = 2;
 };
 
-class Simulation final : private WorkerSteps::Listener, private BoundedDelay::Listener {
+class Simulation final : private WorkerSteps::TransferListener,
+                         private BoundedDelay::AdmissionListener {
  public:
   Simulation(const SampledStep& step, const SampledTraining& training)
       : step_(step),
@@ -84,7 +85,7 @@ class Simulation final : private WorkerSteps::Listener, private BoundedDelay::Li
             training,
             tables_,
             clock_,
-            static_cast<WorkerSteps::Listener&>(*this),
+            static_cast<WorkerSteps::TransferListener&>(*this),
             result_),
         applied_(training, step.tensorBytes().size()),
         preparedFreeS_(
@@ -95,7 +96,8 @@ class Simulation final : private WorkerSteps::Listener, private BoundedDelay::Li
         held_(step.tensorBytes().size()) {
     result_.updateBusyS.resize(training.servers);
     if (training.delayBound) {
-      delay_.emplace(training, tables_, clock_, step, static_cast<BoundedDelay::Listener&>(*this));
+      delay_.emplace(
+          training, tables_, clock_, step, static_cast<BoundedDelay::AdmissionListener&>(*this));
     }
   }
 
@@ -152,13 +154,13 @@ class Simulation final : private WorkerSteps::Listener, private BoundedDelay::Li
 
   void handle(const Event& event) {
     switch (event.kind) {
-      case Event::Kind::kWorkerBegins:
+      case EventKind::kWorkerBegins:
         workers_.begin(event.a);
         return;
-      case Event::Kind::kTaskEnd:
+      case EventKind::kTaskEnd:
         workers_.taskEnded(event.a, event.b);
         return;
-      case Event::Kind::kStageEnd: {
+      case EventKind::kStageEnd: {
         const Stage stage = stages_.take(event.a);
         if (stage.isPull) {
           stageEnded<true>(stage);
@@ -206,7 +208,7 @@ class Simulation final : private WorkerSteps::Listener, private BoundedDelay::Li
       over<kKind, kIsPull>(transfer);
       return;
     }
-    clock_.announce(seconds, Event::Kind::kStageEnd, stages_.put({kKind, kIsPull, transfer}));
+    clock_.announce(seconds, EventKind::kStageEnd, stages_.put({kKind, kIsPull, transfer}));
   }
 
   /// Seconds until an end that works on one transfer after the other is done with this one.

@@ -22,7 +22,7 @@ struct StepTables {
       const SampledOp& op = step.ops()[i];
       kinds.push_back(op.kind);
       inputs.push_back(static_cast<std::uint32_t>(op.inputs.size()));
-      const bool moves = op.kind != SampledOp::Kind::kCompute;
+      const bool moves = op.kind != SampledKind::kCompute;
       transfers.push_back(
           {.worker = 0,
            .tensor = op.tensor,
@@ -35,14 +35,14 @@ struct StepTables {
   }
 
   [[nodiscard]] bool isAwaited(OpIndex op) const {
-    return kinds[op] != SampledOp::Kind::kPush || awaitsPushes;
+    return kinds[op] != SampledKind::kPush || awaitsPushes;
   }
 
   bool awaitsPushes;
   std::size_t awaited = 0;             ///< ops that a step waits for
   std::vector<std::uint32_t> serverOf; ///< by tensor
   // By op.
-  std::vector<SampledOp::Kind> kinds;
+  std::vector<SampledKind> kinds;
   std::vector<std::uint32_t> inputs; ///< number of them
   std::vector<Transfer> transfers;   ///< of pulls and pushes, without worker and step
 };

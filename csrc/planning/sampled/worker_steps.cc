@@ -20,7 +20,7 @@ WorkerSteps::WorkerSteps(
     const SampledTraining& training,
     const StepTables& tables,
     Clock& clock,
-    Listener& listener,
+    TransferListener& listener,
     SampledResult& result)
     : step_(step),
       training_(training),
@@ -40,24 +40,24 @@ WorkerSteps::WorkerSteps(
 
 void WorkerSteps::announceStarts() {
   for (std::uint32_t number = 0; number < workers_.size(); ++number) {
-    Worker& worker = workers_[number];
+    WorkerProgress& worker = workers_[number];
     worker.streams.resize(step_.streams());
     worker.answers.assign(step_.tensorBytes().size(), 1); // of the first step
     worker.ready.resize(step_.ops().size());
     const double startS = training_.startsS.empty() ? training_.spreadS * random_.fraction()
                                                     : training_.startsS[number];
-    clock_.announce(startS, Event::Kind::kWorkerBegins, number);
+    clock_.announce(startS, EventKind::kWorkerBegins, number);
   }
 }
 
 void WorkerSteps::begin(std::uint32_t number) {
-  Worker& worker = workers_[number];
+  WorkerProgress& worker = workers_[number];
   worker.begun = true;
   worker.sample = random_.below(step_.samples());
   worker.toGo = tables_.awaited;
   worker.inputsToGo = tables_.inputs;
   std::fill(worker.ready.begin(), worker.ready.end(), false);
-  for (Stream& stream : worker.streams) {
+  for (StreamProgress& stream : worker.streams) {
     stream.next = 0;
   }
   if (worker.step < training_.recorded) {
@@ -70,7 +70,7 @@ void WorkerSteps::begin(std::uint32_t number) {
 }
 
 void WorkerSteps::taskEnded(std::uint32_t number, std::uint32_t stream) {
-  Stream& each = workers_[number].streams[stream];
+  StreamProgress& each = workers_[number].streams[stream];
   each.busy = false;
   ended(number, each.running);
   proceed(number);
@@ -82,7 +82,7 @@ void WorkerSteps::transferEnded(std::uint32_t number, OpIndex op) {
 }
 
 void WorkerSteps::pulled(const Transfer& transfer) {
-  Worker& worker = workers_[transfer.worker];
+  WorkerProgress& worker = workers_[transfer.worker];
   worker.answers[transfer.tensor] = transfer.step + 1;
   // An answer may come before its step has begun.
   if (worker.begun && worker.step == transfer.step) {
@@ -95,16 +95,16 @@ void WorkerSteps::pulled(const Transfer& transfer) {
 
 /// All inputs of an op have ended.
 void WorkerSteps::start(std::uint32_t number, OpIndex index) {
-  Worker& worker = workers_[number];
+  WorkerProgress& worker = workers_[number];
   switch (tables_.kinds[index]) {
-    case SampledOp::Kind::kCompute:
+    case SampledKind::kCompute:
       if (training_.order == ComputeOrder::kReady) {
         worker.streams[step_.ops()[index].stream].ready.push(index);
       } else {
         worker.ready[index] = true;
       }
       return;
-    case SampledOp::Kind::kPull:
+    case SampledKind::kPull:
       if (training_.pullStart == PullStart::kAnswer) {
         if (worker.answers[tables_.transfers[index].tensor] > worker.step) {
           ended(number, index);
@@ -113,7 +113,7 @@ void WorkerSteps::start(std::uint32_t number, OpIndex index) {
       }
       listener_.wantsPull(transferOf(number, index));
       return;
-    case SampledOp::Kind::kPush:
+    case SampledKind::kPush:
       listener_.wantsPush(transferOf(number, index));
       return;
   }
@@ -121,9 +121,9 @@ void WorkerSteps::start(std::uint32_t number, OpIndex index) {
 
 /// Starts the computations that can run.
 void WorkerSteps::proceed(std::uint32_t number) {
-  Worker& worker = workers_[number];
+  WorkerProgress& worker = workers_[number];
   for (std::uint32_t i = 0; i < worker.streams.size(); ++i) {
-    Stream& stream = worker.streams[i];
+    StreamProgress& stream = worker.streams[i];
     if (stream.busy) {
       continue;
     }
@@ -143,13 +143,13 @@ void WorkerSteps::proceed(std::uint32_t number) {
     stream.busy = true;
     const double seconds =
         step_.seconds(worker.sample)[stream.running] * training_.slowness[number];
-    clock_.announce(seconds, Event::Kind::kTaskEnd, number, i);
+    clock_.announce(seconds, EventKind::kTaskEnd, number, i);
   }
 }
 
 /// An op has ended; with the last one the step ends.
 void WorkerSteps::ended(std::uint32_t number, OpIndex index) {
-  Worker& worker = workers_[number];
+  WorkerProgress& worker = workers_[number];
   if (worker.step < training_.recorded) {
     const std::size_t first = std::size_t{worker.step} * step_.ops().size();
     result_.opEndsS[number][first + index] = clock_.nowS();
@@ -171,7 +171,7 @@ void WorkerSteps::ended(std::uint32_t number, OpIndex index) {
 
 std::string WorkerSteps::whatWaits() const {
   for (std::uint32_t number = 0; number < workers_.size(); ++number) {
-    const Worker& worker = workers_[number];
+    const WorkerProgress& worker = workers_[number];
     for (OpIndex i = 0; i < step_.ops().size(); ++i) {
       if (worker.begun && worker.inputsToGo[i] > 0) {
         return concat("op '", step_.ops()[i].name, "' of worker ", number, " waits");

@@ -19,17 +19,17 @@ namespace hvd_order::simulate {
 class WorkerSteps final {
  public:
   /// Is told of transfers whose inputs have ended. May call back at once.
-  class Listener {
+  class TransferListener {
    public:
-    Listener() = default;
-    Listener(const Listener&) = delete;
-    Listener& operator=(const Listener&) = delete;
+    TransferListener() = default;
+    TransferListener(const TransferListener&) = delete;
+    TransferListener& operator=(const TransferListener&) = delete;
     /// Not with PullStart::kAnswer, where servers start pulls.
     virtual void wantsPull(const Transfer& pull) = 0;
     virtual void wantsPush(const Transfer& push) = 0;
 
    protected:
-    ~Listener() = default;
+    ~TransferListener() = default;
   };
 
   /// All arguments must outlive this object.
@@ -40,7 +40,7 @@ class WorkerSteps final {
       const SampledTraining& training,
       const StepTables& tables,
       Clock& clock,
-      Listener& listener,
+      TransferListener& listener,
       SampledResult& result);
 
   /// An event of `begin` for each worker.
@@ -69,19 +69,19 @@ class WorkerSteps final {
   [[nodiscard]] std::string whatWaits() const;
 
  private:
-  struct Stream {
+  struct StreamProgress {
     bool busy = false;
     std::size_t next = 0; // ComputeOrder::kProgram: place of the next op
     std::priority_queue<OpIndex, std::vector<OpIndex>, std::greater<>> ready;
     OpIndex running = 0;
   };
-  struct Worker {
+  struct WorkerProgress {
     std::uint32_t step = 0;
     std::size_t sample = 0;
     std::size_t toGo = 0; // ops of the step that have not ended
     std::vector<std::uint32_t> inputsToGo;
     std::vector<bool> ready; // ComputeOrder::kProgram
-    std::vector<Stream> streams;
+    std::vector<StreamProgress> streams;
     std::vector<std::uint32_t> answers; // by tensor: steps for which the parameter is here
     bool begun = false;
   };
@@ -94,10 +94,10 @@ class WorkerSteps final {
   const SampledTraining& training_;
   const StepTables& tables_;
   Clock& clock_;
-  Listener& listener_;
+  TransferListener& listener_;
   SampledResult& result_;
   Random random_;
-  std::vector<Worker> workers_;
+  std::vector<WorkerProgress> workers_;
   std::size_t unfinished_; // workers that have not ended their steps
 };
 

@@ -26,7 +26,7 @@ Connections::Connections(
 
 void Connections::enqueue(const Transfer& transfer) {
   const std::uint32_t number = transfer.worker * servers_ + transfer.server;
-  Connection& connection = connections_[number];
+  SimulatedConnection& connection = connections_[number];
   Transfer mine = transfer;
   mine.came = came_++;
   if (transmission_.turns == Turns::kPriority) {
@@ -43,7 +43,7 @@ void Connections::enqueue(const Transfer& transfer) {
 const Transfer* Connections::endTurn() {
   const std::uint32_t number = ends_.end();
   toBegin_.push_back(number);
-  Connection& connection = connections_[number];
+  SimulatedConnection& connection = connections_[number];
   Transfer& transfer = connection.current;
   transfer.leftBytes -= connection.turnBytes;
   if (transfer.leftBytes <= 0) {
@@ -56,7 +56,7 @@ const Transfer* Connections::endTurn() {
 
 void Connections::settle() {
   for (const std::uint32_t number : toBegin_) {
-    Connection& connection = connections_[number];
+    SimulatedConnection& connection = connections_[number];
     if (connection.waiting.empty()) {
       deactivate(connection);
     } else {
@@ -70,7 +70,7 @@ void Connections::settle() {
   ends_.settle();
 }
 
-void Connections::beginTurn(Connection& connection) {
+void Connections::beginTurn(SimulatedConnection& connection) {
   connection.current = transmission_.turns == Turns::kPriority ? connection.waiting.popUrgent()
                                                                : connection.waiting.pop();
   const double nowS = clock_.nowS();
@@ -87,7 +87,7 @@ void Connections::beginTurn(Connection& connection) {
   ends_.begin(connection.route, connection.turnBytes);
 }
 
-void Connections::activate(Connection& connection) {
+void Connections::activate(SimulatedConnection& connection) {
   connection.active = true;
   links_.activate(connection.route);
   Load& load = loads_[connection.route.server];
@@ -96,7 +96,7 @@ void Connections::activate(Connection& connection) {
   }
 }
 
-void Connections::deactivate(Connection& connection) {
+void Connections::deactivate(SimulatedConnection& connection) {
   connection.active = false;
   links_.deactivate(connection.route);
   ends_.stop(connection.route);

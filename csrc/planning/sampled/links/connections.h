@@ -72,7 +72,7 @@ class Connections final {
   [[nodiscard]] double busyS(std::uint32_t server) const;
 
  private:
-  struct Connection {
+  struct SimulatedConnection {
     Route route;
     TransferQueue waiting;
     Transfer current{};
@@ -86,16 +86,16 @@ class Connections final {
     double busyS = 0;
   };
 
-  void beginTurn(Connection& connection);
-  void activate(Connection& connection);
-  void deactivate(Connection& connection);
+  void beginTurn(SimulatedConnection& connection);
+  void activate(SimulatedConnection& connection);
+  void deactivate(SimulatedConnection& connection);
 
   const Transmission transmission_;
   const std::uint32_t servers_;
   const Clock& clock_;
   SharedLinks links_;
   TurnEnds ends_;
-  std::vector<Connection> connections_; // by worker and server
+  std::vector<SimulatedConnection> connections_; // by worker and server
   std::uint64_t came_ = 0;
   std::vector<std::uint32_t> toBegin_; // connections whose next turn must begin
   std::vector<Load> loads_;            // by server

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "planning/network/gradient_exchange.h"
 #include "planning/network/network.h"
+#include "planning/network/simulated_exchange.h"
 #include "scheduler/scheduler.h"
 
 namespace hvd_order::simulate {
@@ -15,11 +15,11 @@ namespace hvd_order::simulate {
 ///
 /// Workers need not agree on an order. Each pushes in its own order, within its own credit, which
 /// returns when the push has ended. Pulls of a worker have an order and a credit of their own.
-class ParameterServers final : public GradientExchange {
+class ServerExchange final : public SimulatedExchange {
  public:
-  ParameterServers(
+  ServerExchange(
       std::shared_ptr<const SliceLayout> layout,
-      const GradientExchangeOptions& options,
+      const SimulatedExchangeOptions& options,
       const ServerNetwork& network,
       const Roles& roles,
       Clock& clock,
@@ -34,21 +34,21 @@ class ParameterServers final : public GradientExchange {
   [[nodiscard]] std::string linkName(Flows::Link link) const override;
 
  private:
-  struct Worker {
+  struct WorkerSchedulers {
     std::unique_ptr<Agreement> push;         // an agreement of one rank
     std::unique_ptr<Scheduler> pull;         // over a layout whose tensors are the slices
     std::vector<std::uint32_t> slicesToPull; // by tensor
     double ranks;                            // number of ranks that it represents
   };
-  struct Transfer {
+  struct SliceTransfer {
     DeviceIndex worker;
     SliceIndex slice;
     bool isPull;
   };
 
-  [[nodiscard]] Transfer transferOf(std::uint32_t number) const;
-  void begin(Transfer transfer);
-  void carry(Transfer transfer);
+  [[nodiscard]] SliceTransfer transferOf(std::uint32_t number) const;
+  void begin(SliceTransfer transfer);
+  void carry(SliceTransfer transfer);
   void drivePush(DeviceIndex worker);
   void drivePull(DeviceIndex worker);
   void offerPull(DeviceIndex worker, SliceIndex slice);
@@ -57,7 +57,7 @@ class ParameterServers final : public GradientExchange {
   void pulled(DeviceIndex worker, SliceIndex slice);
 
   ServerNetwork network_;
-  std::vector<Worker> workers_; // one for each device
+  std::vector<WorkerSchedulers> workers_; // one for each device
   std::vector<std::uint32_t> serverOf_;
   std::vector<std::size_t> pushes_;    // by slice: workers whose push has ended
   std::vector<std::size_t> pullsToGo_; // by slice: workers that have not pulled

@@ -1,4 +1,4 @@
-#include "planning/network/parameter_servers.h"
+#include "planning/network/server_exchange.h"
 
 #include <algorithm>
 #include <cmath>
@@ -60,14 +60,14 @@ std::shared_ptr<const SliceLayout> oneTensorASlice(const SliceLayout& layout) {
 
 } // namespace
 
-ParameterServers::ParameterServers(
+ServerExchange::ServerExchange(
     std::shared_ptr<const SliceLayout> layout,
-    const GradientExchangeOptions& options,
+    const SimulatedExchangeOptions& options,
     const ServerNetwork& network,
     const Roles& roles,
     Clock& clock,
     std::vector<Device>& devices)
-    : GradientExchange(
+    : SimulatedExchange(
           std::move(layout),
           options,
           capacities(network, roles.slowness.size()),
@@ -110,7 +110,7 @@ ParameterServers::ParameterServers(
   }
 }
 
-void ParameterServers::ready(DeviceIndex device, const std::vector<TensorId>& tensors) {
+void ServerExchange::ready(DeviceIndex device, const std::vector<TensorId>& tensors) {
   for (const TensorId tensor : tensors) {
     for (const SliceKey slice : workers_[device].push->tensorReady({kModel, tensor})) {
       if (device == 0) {
@@ -121,7 +121,7 @@ void ParameterServers::ready(DeviceIndex device, const std::vector<TensorId>& te
   drivePush(device);
 }
 
-void ParameterServers::drivePush(DeviceIndex worker) {
+void ServerExchange::drivePush(DeviceIndex worker) {
   decisions_.clear();
   workers_[worker].push->decide(decisions_);
   for (const SliceKey slice : decisions_.issue) {
@@ -130,23 +130,23 @@ void ParameterServers::drivePush(DeviceIndex worker) {
   }
 }
 
-void ParameterServers::begin(Transfer transfer) {
+void ServerExchange::begin(SliceTransfer transfer) {
   if (network_.latencyS > 0) {
     const auto slices = static_cast<std::uint32_t>(layout_->slices().size());
     const std::uint32_t number =
         (transfer.worker * slices + transfer.slice) * 2 + (transfer.isPull ? 1 : 0);
-    clock_.announce(network_.latencyS, Event::Kind::kLatencyOver, number);
+    clock_.announce(network_.latencyS, EventKind::kLatencyOver, number);
   } else {
     carry(transfer);
   }
 }
 
-ParameterServers::Transfer ParameterServers::transferOf(std::uint32_t number) const {
+ServerExchange::SliceTransfer ServerExchange::transferOf(std::uint32_t number) const {
   const auto slices = static_cast<std::uint32_t>(layout_->slices().size());
   return {number / 2 / slices, number / 2 % slices, number % 2 == 1};
 }
 
-void ParameterServers::carry(Transfer transfer) {
+void ServerExchange::carry(SliceTransfer transfer) {
   const auto slices = static_cast<std::uint32_t>(layout_->slices().size());
   const auto workers = static_cast<std::uint32_t>(workers_.size());
   const std::uint32_t way = transfer.isPull ? 1 : 0; // pushes use the up link, pulls the down link
@@ -161,8 +161,8 @@ void ParameterServers::carry(Transfer transfer) {
   flows_.start(clock_.nowS(), number, bytes, own, server);
 }
 
-void ParameterServers::flowEnded() {
-  const Transfer transfer = transferOf(flows_.finish());
+void ServerExchange::flowEnded() {
+  const SliceTransfer transfer = transferOf(flows_.finish());
   if (transfer.isPull) {
     pulled(transfer.worker, transfer.slice);
     return;
@@ -176,7 +176,7 @@ void ParameterServers::flowEnded() {
   drivePush(transfer.worker);
 }
 
-void ParameterServers::pushed(SliceIndex slice) {
+void ServerExchange::pushed(SliceIndex slice) {
   if (++pushes_[slice] < workers_.size()) {
     return;
   }
@@ -185,22 +185,22 @@ void ParameterServers::pushed(SliceIndex slice) {
   const double workS = network_.updateSecondsPerSlice +
       network_.updateSecondsPerByte * static_cast<double>(bytesOf(slice));
   freeS = std::max(freeS, clock_.nowS()) + workS;
-  clock_.announce(freeS - clock_.nowS(), Event::Kind::kServerDone, slice);
+  clock_.announce(freeS - clock_.nowS(), EventKind::kServerDone, slice);
 }
 
-void ParameterServers::happened(const Event& event) {
-  if (event.kind == Event::Kind::kLatencyOver) {
+void ServerExchange::happened(const Event& event) {
+  if (event.kind == EventKind::kLatencyOver) {
     carry(transferOf(event.a));
     return;
   }
-  HVDO_CHECK(event.kind == Event::Kind::kServerDone, "workers send each other no messages");
+  HVDO_CHECK(event.kind == EventKind::kServerDone, "workers send each other no messages");
   updated(event.a);
 }
 
-void ParameterServers::updated(SliceIndex slice) {
+void ServerExchange::updated(SliceIndex slice) {
   record(slice, rounds_[slice]++).summedS = clock_.nowS();
   pullsToGo_[slice] = workers_.size();
-  if (network_.pull == Pull::kAtOnce) {
+  if (network_.pull == PullTiming::kAtOnce) {
     for (DeviceIndex worker = 0; worker < workers_.size(); ++worker) {
       offerPull(worker, slice);
       drivePull(worker);
@@ -213,8 +213,8 @@ void ParameterServers::updated(SliceIndex slice) {
   }
 }
 
-void ParameterServers::stepEnded(DeviceIndex device) {
-  if (network_.pull != Pull::kNextStep) {
+void ServerExchange::stepEnded(DeviceIndex device) {
+  if (network_.pull != PullTiming::kNextStep) {
     return;
   }
   for (SliceIndex slice = 0; slice < layout_->slices().size(); ++slice) {
@@ -223,19 +223,19 @@ void ParameterServers::stepEnded(DeviceIndex device) {
   drivePull(device);
 }
 
-void ParameterServers::offerPull(DeviceIndex worker, SliceIndex slice) {
+void ServerExchange::offerPull(DeviceIndex worker, SliceIndex slice) {
   for (const SliceKey key : workers_[worker].pull->tensorReady({kModel, slice})) {
     workers_[worker].pull->offer(key);
   }
 }
 
-void ParameterServers::drivePull(DeviceIndex worker) {
+void ServerExchange::drivePull(DeviceIndex worker) {
   while (const std::optional<SliceKey> slice = workers_[worker].pull->next()) {
     begin({worker, slice->index, true});
   }
 }
 
-void ParameterServers::pulled(DeviceIndex worker, SliceIndex slice) {
+void ServerExchange::pulled(DeviceIndex worker, SliceIndex slice) {
   if (--pullsToGo_[slice] == 0) {
     record(slice, pullRounds_[slice]++).finishedS = clock_.nowS();
   }
@@ -250,7 +250,7 @@ void ParameterServers::pulled(DeviceIndex worker, SliceIndex slice) {
   drivePull(worker);
 }
 
-std::string ParameterServers::linkName(Flows::Link link) const {
+std::string ServerExchange::linkName(Flows::Link link) const {
   const std::size_t workerLinks = 2 * workers_.size();
   const bool worker = link < workerLinks;
   return concat(
@@ -258,8 +258,8 @@ std::string ParameterServers::linkName(Flows::Link link) const {
       link % 2 == 0 ? " up" : " down");
 }
 
-std::string ParameterServers::describe(TensorId tensor) const {
-  for (const Worker& worker : workers_) {
+std::string ServerExchange::describe(TensorId tensor) const {
+  for (const WorkerSchedulers& worker : workers_) {
     for (const SliceIndex slice : layout_->slicesOf(tensor)) {
       const std::string name = concat("slice '", layout_->sliceName(slice), "'");
       if (worker.push->scheduler().isReady({kModel, slice})) {

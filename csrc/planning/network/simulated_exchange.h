@@ -36,7 +36,7 @@ Roles rolesOf(
     bool everyAgreement);
 
 /// Options of order and transfer.
-struct GradientExchangeOptions {
+struct SimulatedExchangeOptions {
   AgreementKind agreement = AgreementKind::kLeader;
   Policy policy = Policy::kPriority;
   ByteCount creditBytes = 0;
@@ -70,9 +70,9 @@ struct SliceRecord {
 ///
 /// Events go in, arrivals come out. The exchange reports arrivals to the devices; its caller must
 /// then call `proceed` on them.
-class GradientExchange {
+class SimulatedExchange {
  public:
-  virtual ~GradientExchange() = default;
+  virtual ~SimulatedExchange() = default;
 
   /// Gradients are ready on a device.
   virtual void ready(DeviceIndex device, const std::vector<TensorId>& tensors) = 0;
@@ -80,7 +80,7 @@ class GradientExchange {
   virtual void stepEnded(DeviceIndex device) = 0;
   /// No task runs on a device; it waits for gradients.
   virtual void deviceWaits(DeviceIndex device) = 0;
-  /// Handles an event other than Event::Kind::kTaskEnd.
+  /// Handles an event other than EventKind::kTaskEnd.
   virtual void happened(const Event& event) = 0;
   /// The flow that ends next ends now.
   virtual void flowEnded() = 0;
@@ -112,9 +112,9 @@ class GradientExchange {
   }
 
  protected:
-  GradientExchange(
+  SimulatedExchange(
       std::shared_ptr<const SliceLayout> layout,
-      const GradientExchangeOptions& options,
+      const SimulatedExchangeOptions& options,
       const std::vector<double>& linkCapacities,
       Clock& clock,
       std::vector<Device>& devices);
@@ -126,7 +126,7 @@ class GradientExchange {
   }
 
   std::shared_ptr<const SliceLayout> layout_;
-  GradientExchangeOptions options_;
+  SimulatedExchangeOptions options_;
   Flows flows_;
   Clock& clock_;
   std::vector<Device>& devices_;

@@ -1,4 +1,4 @@
-#include "planning/network/gradient_exchange.h"
+#include "planning/network/simulated_exchange.h"
 
 #include <algorithm>
 #include <cmath>
@@ -47,9 +47,9 @@ Roles rolesOf(
   return roles;
 }
 
-GradientExchange::GradientExchange(
+SimulatedExchange::SimulatedExchange(
     std::shared_ptr<const SliceLayout> layout,
-    const GradientExchangeOptions& options,
+    const SimulatedExchangeOptions& options,
     const std::vector<double>& linkCapacities,
     Clock& clock,
     std::vector<Device>& devices)
@@ -63,7 +63,7 @@ GradientExchange::GradientExchange(
   records_.resize(recorded * layout_->slices().size());
 }
 
-SliceRecord& GradientExchange::record(SliceIndex slice, std::uint32_t step) {
+SliceRecord& SimulatedExchange::record(SliceIndex slice, std::uint32_t step) {
   if (step < options_.recordFrom) {
     return unrecorded_;
   }
