@@ -12,10 +12,10 @@ namespace hvd_order {
 namespace {
 
 Peer peer(const std::string& kind, int number) {
-  static const std::map<std::string, Peer::Kind> kinds{
-      {"worker", Peer::Kind::kWorker},
-      {"server", Peer::Kind::kServer},
-      {"observer", Peer::Kind::kObserver}};
+  static const std::map<std::string, PeerKind> kinds{
+      {"worker", PeerKind::kWorker},
+      {"server", PeerKind::kServer},
+      {"observer", PeerKind::kObserver}};
   const auto found = kinds.find(kind);
   if (found == kinds.end()) {
     throw InvalidUsage("a peer is a worker, a server or an observer, not a " + kind);

@@ -13,8 +13,8 @@ namespace {
 using BoundTransport =
     py::class_<ServerTransport, TorchTransport, std::shared_ptr<ServerTransport>>;
 
-std::vector<Placement> placements(const std::vector<std::pair<int, int>>& places) {
-  std::vector<Placement> out;
+std::vector<SliceOwners> ownersOf(const std::vector<std::pair<int, int>>& places) {
+  std::vector<SliceOwners> out;
   out.reserve(places.size());
   for (const auto& [owner, replica] : places) {
     out.push_back(
@@ -23,10 +23,10 @@ std::vector<Placement> placements(const std::vector<std::pair<int, int>>& places
   return out;
 }
 
-std::vector<std::pair<int, int>> pairs(const std::vector<Placement>& places) {
+std::vector<std::pair<int, int>> pairs(const std::vector<SliceOwners>& places) {
   std::vector<std::pair<int, int>> out;
   out.reserve(places.size());
-  for (const Placement& place : places) {
+  for (const SliceOwners& place : places) {
     out.emplace_back(place.owner, place.replica == kNoServer ? -1 : int{place.replica});
   }
   return out;
@@ -56,12 +56,12 @@ void bindModels(BoundTransport& bound) {
           [](ServerTransport& transport, ModelId model,
              const std::vector<std::pair<int, int>>& places,
              const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parameters) {
-            std::vector<ServerTransport::Parameter> elements;
+            std::vector<ServerTransport::ServedParameter> elements;
             elements.reserve(parameters.size());
             for (const auto& [count, group] : parameters) {
               elements.push_back({count, group});
             }
-            transport.prepare(model, placements(places), std::move(elements));
+            transport.prepare(model, ownersOf(places), std::move(elements));
           },
           py::arg("model"), py::arg("places"), py::arg("parameters"))
       .def(
@@ -78,7 +78,7 @@ void bindModels(BoundTransport& bound) {
           "set_map",
           [](ServerTransport& transport, ModelId model,
              const std::vector<std::pair<int, int>>& places) {
-            const auto map = placements(places);
+            const auto map = ownersOf(places);
             const py::gil_scoped_release noGil;
             transport.setMap(model, map);
           },

@@ -33,7 +33,7 @@ std::string textOf(const Payload& payload) {
   return {reinterpret_cast<const char*>(payload.data()), payload.sizeBytes};
 }
 
-void requireKind(Peer from, Peer::Kind kind) {
+void requireKind(Peer from, PeerKind kind) {
   if (from.kind != kind) {
     throw FrameError("such a frame comes from others");
   }
@@ -66,7 +66,7 @@ void ServerCore::connect(Peer peer, const std::shared_ptr<Connection>& connectio
           self->lost(peer, why);
         }
       });
-  if (peer.kind == Peer::Kind::kServer) {
+  if (peer.kind == PeerKind::kServer) {
     for (const auto& model : allModels()) {
       model->peersChanged();
     }
@@ -82,17 +82,17 @@ void ServerCore::lost(Peer peer, const std::string& why) {
   // If the other processes have given this server up, it must not report their leaving as a loss:
   // it would tell workers so, or answer them without the copy that has already taken over.
   const auto& wasAway = room_.options.wasAway;
-  if (!hasAnnounced && peer.kind != Peer::Kind::kObserver && wasAway && wasAway()) {
+  if (!hasAnnounced && peer.kind != PeerKind::kObserver && wasAway && wasAway()) {
     retired_ = true;
   }
-  if (peer.kind == Peer::Kind::kWorker && !hasAnnounced && !retired_) {
+  if (peer.kind == PeerKind::kWorker && !hasAnnounced && !retired_) {
     failWorkers(concat(
         "rank ", peer.number,
         " is gone: its process died or its network connection "
         "broke (seen by server ",
         room_.options.server, ": ", why, ")"));
   }
-  if (peer.kind == Peer::Kind::kServer && !retired_) {
+  if (peer.kind == PeerKind::kServer && !retired_) {
     room_.routes.gone(static_cast<ServerId>(peer.number));
     aggregator_.ownerGone(static_cast<ServerId>(peer.number));
     for (const auto& model : allModels()) {
@@ -107,7 +107,7 @@ void ServerCore::lost(Peer peer, const std::string& why) {
 // A text in the payload means that the worker cannot continue; then no other worker can.
 void ServerCore::left(Peer from, const Payload& payload) {
   room_.peers.announceLeave(from);
-  if (from.kind == Peer::Kind::kWorker && payload.sizeBytes > 0) {
+  if (from.kind == PeerKind::kWorker && payload.sizeBytes > 0) {
     failWorkers(textOf(payload));
   }
 }
@@ -115,7 +115,7 @@ void ServerCore::left(Peer from, const Payload& payload) {
 void ServerCore::failWorkers(const std::string& text) {
   hasFailed_ = true;
   const Payload payload = Payload::copyOf(text);
-  for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
+  for (const Peer worker : room_.peers.all(PeerKind::kWorker)) {
     room_.peers.send(worker, Connection::kAtOnce, {.kind = FrameKind::kLost}, payload);
   }
 }
@@ -123,7 +123,7 @@ void ServerCore::failWorkers(const std::string& text) {
 // Worker 0 counts a server as lost that may still be running: no process may accept its frames
 // from now on.
 void ServerCore::giveUp(Peer from, const FrameHeader& header, const Payload& payload) {
-  if (from != Peer{Peer::Kind::kWorker, 0}) {
+  if (from != Peer{PeerKind::kWorker, 0}) {
     throw FrameError("servers are given up by worker 0");
   }
   if (header.argument >= kNoServer || header.argument == room_.options.server) {
@@ -131,14 +131,14 @@ void ServerCore::giveUp(Peer from, const FrameHeader& header, const Payload& pay
   }
   const auto server = static_cast<int>(header.argument);
   // Sent ahead of the map without this server, which comes over the same connection.
-  for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
+  for (const Peer worker : room_.peers.all(PeerKind::kWorker)) {
     if (worker != from) {
       room_.peers.send(
           worker, Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = header.argument},
           payload);
     }
   }
-  room_.peers.breakOff({Peer::Kind::kServer, server}, textOf(payload));
+  room_.peers.breakOff({PeerKind::kServer, server}, textOf(payload));
 }
 
 void ServerCore::stop() noexcept {
@@ -152,7 +152,7 @@ void ServerCore::onFrame(Peer from, const FrameHeader& header, Payload payload) 
     return;
   }
   try {
-    if (from.kind == Peer::Kind::kServer && isEarly(from, header, payload)) {
+    if (from.kind == PeerKind::kServer && isEarly(from, header, payload)) {
       return;
     }
     handle(from, header, std::move(payload));
@@ -173,13 +173,13 @@ void ServerCore::handle(Peer from, const FrameHeader& header, Payload payload) {
       }
       return;
     case FrameKind::kModel:
-      requireKind(from, Peer::Kind::kWorker);
+      requireKind(from, PeerKind::kWorker);
       registerModel(from, header, payload);
       return takeEarly();
     case FrameKind::kLate:
       return sendLateWorkers(from);
     case FrameKind::kValue:
-      if (from.kind != Peer::Kind::kServer || (header.flags & kFrameFlagGroup) == 0) {
+      if (from.kind != PeerKind::kServer || (header.flags & kFrameFlagGroup) == 0) {
         throw FrameError("such a frame is for workers");
       }
       return aggregator_.passOn(static_cast<ServerId>(from.number), header, payload);
@@ -200,18 +200,18 @@ void ServerCore::handle(Peer from, const FrameHeader& header, Payload payload) {
 void ServerCore::handleOfModel(Peer from, const FrameHeader& header, Payload payload) {
   switch (header.kind) {
     case FrameKind::kMap:
-      requireKind(from, Peer::Kind::kWorker);
+      requireKind(from, PeerKind::kWorker);
       return modelOf(header)->setMap(from, header, payload);
     case FrameKind::kRule:
-      if (from != Peer{Peer::Kind::kWorker, 0}) {
+      if (from != Peer{PeerKind::kWorker, 0}) {
         throw FrameError("rules come from worker 0");
       }
       return modelOf(header)->setRules(header, payload);
     case FrameKind::kSwitch:
-      requireKind(from, Peer::Kind::kWorker);
+      requireKind(from, PeerKind::kWorker);
       return modelOf(header)->switched(from.number, header.map);
     case FrameKind::kAsk:
-      requireKind(from, Peer::Kind::kWorker);
+      requireKind(from, PeerKind::kWorker);
       return modelOf(header)->slice(header.slice).ask(from.number, header);
     case FrameKind::kPush: {
       if ((header.flags & kFrameFlagGroup) != 0) {
@@ -227,10 +227,10 @@ void ServerCore::handleOfModel(Peer from, const FrameHeader& header, Payload pay
     case FrameKind::kState:
       return modelOf(header)->slice(header.slice).stateCame(from, header, std::move(payload));
     case FrameKind::kReplica:
-      requireKind(from, Peer::Kind::kServer);
+      requireKind(from, PeerKind::kServer);
       return modelOf(header)->slice(header.slice).copyCame(from, header, std::move(payload));
     case FrameKind::kReplicaDone:
-      requireKind(from, Peer::Kind::kServer);
+      requireKind(from, PeerKind::kServer);
       return modelOf(header)->slice(header.slice).copyArrived(from, header);
     default:
       throw FrameError("such a frame is for workers");
@@ -241,7 +241,7 @@ void ServerCore::handleOfModel(Peer from, const FrameHeader& header, Payload pay
 void ServerCore::handleOfGroup(Peer from, const FrameHeader& header, Payload payload) {
   const auto model = modelOf(header);
   ServedSlice& slice = model->slice(header.slice);
-  if (from.kind == Peer::Kind::kServer) {
+  if (from.kind == PeerKind::kServer) {
     return slice.groupCame(from, header, payload);
   }
   const SliceShape& shape = model->registration.slices[header.slice];
@@ -284,11 +284,11 @@ void ServerCore::takeEarly() {
 // The worker whose push it is: a server may pass on a push that came to it too late.
 int ServerCore::workerOf(Peer from, const FrameHeader& header) const {
   std::uint32_t worker = static_cast<std::uint32_t>(from.number);
-  if (from.kind == Peer::Kind::kServer) {
+  if (from.kind == PeerKind::kServer) {
     worker = header.kind == FrameKind::kPull ? PullArgument::of(header).worker
                                              : PassedPushArgument::of(header).worker;
   }
-  if (from.kind == Peer::Kind::kObserver ||
+  if (from.kind == PeerKind::kObserver ||
       worker >= static_cast<std::uint32_t>(room_.options.workers)) {
     throw FrameError("only workers push and pull");
   }
@@ -357,14 +357,14 @@ void ServerCore::registerModel(Peer from, const FrameHeader& header, const Paylo
 // ------------------------------------------------------------------------------------- the rest
 
 void ServerCore::sumTensor(Peer from, const FrameHeader& header, Payload payload) {
-  requireKind(from, Peer::Kind::kWorker);
+  requireKind(from, PeerKind::kWorker);
   const auto sum = sums_.add(from.number, header.argument, header.layout, std::move(payload));
   if (!sum) {
     return;
   }
   for (int worker = 0; worker < room_.options.workers; ++worker) {
     room_.peers.send(
-        {Peer::Kind::kWorker, worker}, 1,
+        {PeerKind::kWorker, worker}, 1,
         {.kind = FrameKind::kValue,
          .model = kNoModel,
          .layout = header.layout,

@@ -6,7 +6,7 @@ namespace hvd_order {
 
 namespace {
 
-struct Slice final : PushWindows::Waiter {
+struct Slice final : PushWindows::WaitingSlice {
   void admit() override {}
 };
 

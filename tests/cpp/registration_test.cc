@@ -32,8 +32,8 @@ std::string refusal(const std::vector<std::uint32_t>& numbers) {
 TEST(whatIsWrittenIsRead) {
   CHECK(readRegistration(writeRegistration(kRegistration), 16) == kRegistration);
   CHECK(readRegistration(writeRegistration({}), 0) == Registration{});
-  const std::vector<Placement> places{{0, kNoServer}, {65534, 3}};
-  CHECK(readPlacements(writePlacements(places)) == places);
+  const std::vector<SliceOwners> places{{0, kNoServer}, {65534, 3}};
+  CHECK(readOwners(writeOwners(places)) == places);
   UpdateRule rule{.kind = RuleKind::kRmsprop, .lr = std::numeric_limits<double>::infinity()};
   rule.nesterov = rule.amsgrad = rule.centered = rule.maximize = true;
   rule.initialAccumulator = -0.0;
@@ -59,15 +59,15 @@ TEST(registrationsThatCannotBeAreRefused) {
 }
 
 TEST(placesThatCannotBeAreRefused) {
-  CHECK_THROWS(FrameError, readPlacements(writePlacements(std::vector<Placement>{{1, 1}})));
-  CHECK_THROWS(FrameError, readPlacements(writePlacements(std::vector<Placement>{{kNoServer, 1}})));
-  CHECK_THROWS(FrameError, readPlacements(std::vector<std::byte>(3)));
+  CHECK_THROWS(FrameError, readOwners(writeOwners(std::vector<SliceOwners>{{1, 1}})));
+  CHECK_THROWS(FrameError, readOwners(writeOwners(std::vector<SliceOwners>{{kNoServer, 1}})));
+  CHECK_THROWS(FrameError, readOwners(std::vector<std::byte>(3)));
 }
 
 TEST(aPayloadThatWasCutOrMixedIsReadAsSomethingOrRefused) {
   std::mt19937 random(7);
   const std::vector<std::vector<std::byte>> whole{
-      writeRegistration(kRegistration), writePlacements(std::vector<Placement>{{0, 1}, {1, 0}}),
+      writeRegistration(kRegistration), writeOwners(std::vector<SliceOwners>{{0, 1}, {1, 0}}),
       writeRules(std::vector<UpdateRule>{{}, {.kind = RuleKind::kAdam}})};
   for (int i = 0; i < 100'000; ++i) {
     auto bytes = whole[random() % 3];
@@ -86,7 +86,7 @@ TEST(aPayloadThatWasCutOrMixedIsReadAsSomethingOrRefused) {
       const Registration made = readRegistration(bytes, 64);
       CHECK(writeRegistration(made) == bytes);
     });
-    reads([&] { CHECK(writePlacements(readPlacements(bytes)) == bytes); });
+    reads([&] { CHECK(writeOwners(readOwners(bytes)) == bytes); });
     reads([&] { CHECK_EQUAL(readRules(bytes).size(), bytes.size() / 88); });
   }
 }

@@ -305,7 +305,7 @@ class Job {
       return false;
     }
     ++mapsDone_;
-    for (Placement& place : places_) {
+    for (SliceOwners& place : places_) {
       if (world_.chance(0.6)) {
         place.owner = someServer();
       }
@@ -318,7 +318,7 @@ class Job {
   }
 
   void chooseReplicas() {
-    for (Placement& place : places_) {
+    for (SliceOwners& place : places_) {
       if (!is_.replicas || usable_.size() < 2) {
         place.replica = kNoServer;
         continue;
@@ -343,7 +343,7 @@ class Job {
     if (usable_.erase(gone) == 0) {
       return true; // it was told to go
     }
-    for (Placement& place : places_) {
+    for (SliceOwners& place : places_) {
       if (place.owner == gone) {
         place.owner = place.replica;
         place.replica = kNoServer;
@@ -390,7 +390,7 @@ class Job {
       }
       leaving_ = someServer();
       usable_.erase(leaving_);
-      for (Placement& place : places_) {
+      for (SliceOwners& place : places_) {
         if (place.owner == leaving_) {
           place.owner = someServer();
         }
@@ -514,7 +514,7 @@ class Job {
   };
 
   void sent(Peer from, Peer to, const FrameHeader& header, const Payload& payload) {
-    if (from.kind != Peer::Kind::kServer) {
+    if (from.kind != PeerKind::kServer) {
       return;
     }
     if (header.kind == FrameKind::kPush && (header.flags & kFrameFlagGroup) != 0) {
@@ -592,7 +592,7 @@ class Job {
       }
     }
     for (SliceIndex slice = 0; slice < is_.slices; ++slice) {
-      const Placement& place = places_[slice];
+      const SliceOwners& place = places_[slice];
       const auto& those = holders[slice];
       CHECK_EQUAL(those.size(), place.replica == kNoServer ? 1U : 2U);
       for (const auto& [number, held] : those) {
@@ -659,7 +659,7 @@ class Job {
             held.version, "; ");
       }
     }
-    for (const Placement& place : places_) {
+    for (const SliceOwners& place : places_) {
       text += concat("place ", place.owner, ",", place.replica, "; ");
     }
     return text;
@@ -678,14 +678,14 @@ class Job {
   std::vector<Round> step_;
   std::vector<bool> isRegistered_;
   Registration registration_;
-  std::vector<Placement> firstPlaces_;
+  std::vector<SliceOwners> firstPlaces_;
   std::vector<std::vector<std::vector<float>>> reference_; // by slice and round
   std::vector<std::vector<float>> lastSeen_;
   std::deque<std::pair<SliceIndex, std::uint32_t>> toBegin_;
   std::map<std::pair<Peer, SliceIndex>, Unsafe> unsafe_;
 
   // The coordinator's
-  std::vector<Placement> places_;
+  std::vector<SliceOwners> places_;
   std::set<int> usable_;
   std::vector<ServerId> noticed_;
   int mapsDone_ = 0;
@@ -901,7 +901,7 @@ Payload modelOf(bool serversUpdate, SliceIndex slices = 1) {
 }
 
 Payload ownedBy(ServerId server, SliceIndex slices = 1) {
-  return payloadOf(writePlacements(std::vector<Placement>(slices, {server, kNoServer})));
+  return payloadOf(writeOwners(std::vector<SliceOwners>(slices, {server, kNoServer})));
 }
 
 void registerAt(Desk& desk, int workers, bool serversUpdate, SliceIndex slices = 1) {
@@ -983,7 +983,7 @@ TEST(whatNoHonestPeerSendsIsRefusedAndTheRestGoesOn) {
   Desk desk({.workers = 2, .largestSlice = 1024});
   registerAt(desk, 2, true);
   desk.connect(server(1));
-  desk.connect({Peer::Kind::kObserver, 0});
+  desk.connect({PeerKind::kObserver, 0});
   beginAt(desk, 2);
   desk.say(worker(0), rulesFrom(1), sgd(1));
   CHECK(desk.refused().empty());
@@ -1009,8 +1009,8 @@ TEST(whatNoHonestPeerSendsIsRefusedAndTheRestGoesOn) {
   refuses(worker(0), frame(FrameKind::kPush, 1, kMost), good);
   refuses(worker(0), frame(FrameKind::kPush, 1), payloadOf(std::vector<float>{1}));
   refuses(worker(0), frame(FrameKind::kPush, 1));
-  refuses({Peer::Kind::kObserver, 0}, frame(FrameKind::kPush, 1), good);
-  refuses({Peer::Kind::kObserver, 0}, frame(FrameKind::kMap, 1), ownedBy(1));
+  refuses({PeerKind::kObserver, 0}, frame(FrameKind::kPush, 1), good);
+  refuses({PeerKind::kObserver, 0}, frame(FrameKind::kMap, 1), ownedBy(1));
   refuses(worker(0), frame(FrameKind::kMap), ownedBy(0, 2));
   refuses(worker(0), frame(FrameKind::kMap), ownedBy(kNoServer));
   refuses(worker(0), frame(FrameKind::kPull)); // of part 0

@@ -224,10 +224,10 @@ class World {
 };
 
 inline Peer worker(int rank) {
-  return {Peer::Kind::kWorker, rank};
+  return {PeerKind::kWorker, rank};
 }
 inline Peer server(int number) {
-  return {Peer::Kind::kServer, number};
+  return {PeerKind::kServer, number};
 }
 
 /// A worker's side of the protocol, as csrc/transport/server_transport.cc has it.
@@ -264,7 +264,7 @@ class SimulatedWorker {
     line.mapped()->breakOff("silent");
   }
 
-  void setBuffers(Registration registration, std::vector<Placement> places) {
+  void setBuffers(Registration registration, std::vector<SliceOwners> places) {
     registration_ = std::move(registration);
     firstPlaces = places;
     places_ = std::move(places);
@@ -300,7 +300,7 @@ class SimulatedWorker {
     }
   }
 
-  void setMap(std::vector<Placement> places) {
+  void setMap(std::vector<SliceOwners> places) {
     adopt(map_ + 1, std::move(places));
   }
 
@@ -314,7 +314,7 @@ class SimulatedWorker {
     Round round;
     Payload gradient;
   };
-  std::vector<Placement> firstPlaces;
+  std::vector<SliceOwners> firstPlaces;
   std::vector<Round> rounds;
   std::vector<std::optional<UnderWay>> underWay;
   std::function<void(ServerId server)> onLost;
@@ -347,13 +347,13 @@ class SimulatedWorker {
         Connection::kAtOnce, about(FrameKind::kModel), payloadOf(writeRegistration(registration_)));
     FrameHeader map = about(FrameKind::kMap);
     map.map = map_;
-    connection.send(Connection::kAtOnce, map, payloadOf(writePlacements(places_)));
+    connection.send(Connection::kAtOnce, map, payloadOf(writeOwners(places_)));
     for (const GivenRules& rules : rules_) {
       sayRules(connection, rules);
     }
   }
 
-  void adopt(std::uint32_t version, std::vector<Placement> places) {
+  void adopt(std::uint32_t version, std::vector<SliceOwners> places) {
     if (version <= map_) {
       return;
     }
@@ -362,7 +362,7 @@ class SimulatedWorker {
     for (const auto& [server, connection] : lines_) {
       FrameHeader header = about(FrameKind::kMap);
       header.map = version;
-      connection->send(Connection::kAtOnce, header, payloadOf(writePlacements(places_)));
+      connection->send(Connection::kAtOnce, header, payloadOf(writeOwners(places_)));
       header.kind = FrameKind::kSwitch;
       connection->send(Connection::kLast, header, {});
     }
@@ -370,9 +370,10 @@ class SimulatedWorker {
   }
 
   void pushAgain() {
-    const bool namesLost = std::any_of(places_.begin(), places_.end(), [&](const Placement& place) {
-      return lost_.contains(place.owner) || lost_.contains(place.replica);
-    });
+    const bool namesLost =
+        std::any_of(places_.begin(), places_.end(), [&](const SliceOwners& place) {
+          return lost_.contains(place.owner) || lost_.contains(place.replica);
+        });
     const bool mayBeLost = std::exchange(hasLost_, namesLost) || namesLost;
     if (!mayBeLost && !asksFirst) {
       return;
@@ -444,7 +445,7 @@ class SimulatedWorker {
     }
     if (header.kind == FrameKind::kMap) {
       if (registered_) {
-        adopt(header.map, readPlacements({payload.data(), payload.sizeBytes}));
+        adopt(header.map, readOwners({payload.data(), payload.sizeBytes}));
       }
       return;
     }
@@ -481,7 +482,7 @@ class SimulatedWorker {
   bool registered_ = false;
   std::uint32_t map_ = 0;
   Registration registration_;
-  std::vector<Placement> places_;
+  std::vector<SliceOwners> places_;
   std::deque<GivenRules> rules_;
   RulesNumber rulesGiven_ = 0;
 };

@@ -101,13 +101,13 @@ std::vector<std::byte> rules(Input& in) {
 }
 
 std::vector<std::byte> places(Input& in) {
-  std::vector<Placement> made;
+  std::vector<SliceOwners> made;
   for (std::uint64_t left = in.number() & 3; left > 0; --left) {
     const auto owner = static_cast<ServerId>(in.byte() % 4);
     const auto replica = static_cast<ServerId>((owner + 1 + in.byte() % 3) % 4);
     made.push_back({owner, (in.byte() & 1) != 0 ? replica : kNoServer});
   }
-  return writePlacements(made);
+  return writeOwners(made);
 }
 
 std::vector<std::byte> anything(Input& in) {
@@ -165,8 +165,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   std::map<Peer, std::shared_ptr<Drop>> connections;
   for (const Peer peer :
-       {Peer{Peer::Kind::kWorker, 0}, Peer{Peer::Kind::kWorker, 1}, Peer{Peer::Kind::kServer, 1},
-        Peer{Peer::Kind::kServer, 2}, Peer{Peer::Kind::kObserver, 0}}) {
+       {Peer{PeerKind::kWorker, 0}, Peer{PeerKind::kWorker, 1}, Peer{PeerKind::kServer, 1},
+        Peer{PeerKind::kServer, 2}, Peer{PeerKind::kObserver, 0}}) {
     connections[peer] = std::make_shared<Drop>();
     core->connect(peer, connections[peer]);
   }

@@ -80,7 +80,7 @@ void Aggregator::add(
   whole.round = group.number;
   whole.argument = 0;
   peers_.send(
-      {Peer::Kind::kServer, group.server}, options_.urgencyOf(header.slice), whole,
+      {PeerKind::kServer, group.server}, options_.urgencyOf(header.slice), whole,
       withMembers(total, members));
 }
 
@@ -102,7 +102,7 @@ void Aggregator::passOn(ServerId owner, const FrameHeader& header, const Payload
     FrameHeader answer = header;
     answer.flags = 0;
     answer.round = part.round;
-    peers_.send({Peer::Kind::kWorker, rank}, options_.urgencyOf(header.slice), answer, payload);
+    peers_.send({PeerKind::kWorker, rank}, options_.urgencyOf(header.slice), answer, payload);
   }
 }
 

@@ -54,14 +54,14 @@ void PushWindows::giveBack(int sender, ByteCount bytes, bool came, double now) {
 void PushWindows::await(
     const std::vector<int>& senders,
     const Key& key,
-    const std::shared_ptr<Waiter>& slice) {
+    const std::shared_ptr<WaitingSlice>& slice) {
   const std::scoped_lock lock(mutex_);
   for (const int sender : senders) {
     senders_[sender].waiting[key] = slice;
   }
 }
 
-std::shared_ptr<PushWindows::Waiter> PushWindows::next(int sender) {
+std::shared_ptr<PushWindows::WaitingSlice> PushWindows::next(int sender) {
   const std::scoped_lock lock(mutex_);
   Sender& each = senders_[sender];
   while (each.admitted < kMostAdmitted && !each.waiting.empty()) {

@@ -19,12 +19,12 @@ namespace hvd_order {
 class PushWindows {
  public:
   /// A slice that waits until a sender has room.
-  class Waiter {
+  class WaitingSlice {
    public:
-    Waiter() = default;
-    Waiter(const Waiter&) = delete;
-    Waiter& operator=(const Waiter&) = delete;
-    virtual ~Waiter() = default;
+    WaitingSlice() = default;
+    WaitingSlice(const WaitingSlice&) = delete;
+    WaitingSlice& operator=(const WaitingSlice&) = delete;
+    virtual ~WaitingSlice() = default;
     /// A sender that this slice waits for has room for a push.
     virtual void admit() = 0;
   };
@@ -41,10 +41,13 @@ class PushWindows {
   void giveBack(int sender, ByteCount bytes, bool came, double now);
 
   /// Registers the slice to be returned by `next` when one of these senders has room again.
-  void await(const std::vector<int>& senders, const Key& key, const std::shared_ptr<Waiter>& slice);
+  void await(
+      const std::vector<int>& senders,
+      const Key& key,
+      const std::shared_ptr<WaitingSlice>& slice);
   /// Removes and returns the most urgent slice that waits for this sender. @return null if the
   /// sender has no room or no slice waits.
-  std::shared_ptr<Waiter> next(int sender);
+  std::shared_ptr<WaitingSlice> next(int sender);
 
  private:
   // The connection carries one push while the next one is being admitted.
@@ -55,7 +58,7 @@ class PushWindows {
     ByteCount bytes = 0; // of the admitted pushes
     double since = 0;    // start of the current measurement of `rate`
     double rate = 0;     // bytes a second; 0: unknown
-    std::map<Key, std::weak_ptr<Waiter>> waiting;
+    std::map<Key, std::weak_ptr<WaitingSlice>> waiting;
   };
 
   mutable std::mutex mutex_;      // guards `senders_`

@@ -79,7 +79,7 @@ void ModelPushes::setRules(const std::vector<UpdateRule>& rules) {
       rules, std::ranges::max(rounds_) + 1, std::ranges::min(rounds_), connections_);
 }
 
-void ModelPushes::adopt(std::uint32_t map, std::vector<Placement> places) {
+void ModelPushes::adopt(std::uint32_t map, std::vector<SliceOwners> places) {
   if (registration_.adopt(map, std::move(places), connections_)) {
     repeatLost();
   }
@@ -88,7 +88,7 @@ void ModelPushes::adopt(std::uint32_t map, std::vector<Placement> places) {
 // ----------------------------------------------------------------------------------------- pushes
 
 void ModelPushes::begin(SliceIndex slice, Done done) {
-  if (const Placement& place = registration_.places().at(slice); connections_.isLost(place)) {
+  if (const SliceOwners& place = registration_.places().at(slice); connections_.isLost(place)) {
     throw connections_.lossOf(place, settings_.rank);
   }
   auto& underWay = underWay_[slice];
@@ -213,7 +213,7 @@ void ModelPushes::serverLost() {
 // Repeats pushes and requests that a lost server had, or was to receive from other servers, until a
 // map names no lost server. Servers apply only one of two equal pushes.
 void ModelPushes::repeatLost() {
-  const bool namesLost = std::ranges::any_of(registration_.places(), [&](const Placement& place) {
+  const bool namesLost = std::ranges::any_of(registration_.places(), [&](const SliceOwners& place) {
     return connections_.isLost(place.owner) || connections_.isLost(place.replica);
   });
   const bool mayHaveLost = std::exchange(mayHaveLost_, namesLost) || namesLost;
@@ -248,9 +248,9 @@ bool ModelPushes::waits() const {
       std::ranges::any_of(underWay_, [](const auto& slice) { return slice && slice->done; });
 }
 
-std::optional<Placement> ModelPushes::lostForGood() const {
+std::optional<SliceOwners> ModelPushes::lostForGood() const {
   for (SliceIndex slice = 0; slice < slices_.size(); ++slice) {
-    const Placement& place = registration_.places()[slice];
+    const SliceOwners& place = registration_.places()[slice];
     if (underWay_[slice] && underWay_[slice]->done && connections_.isLost(place)) {
       return place;
     }
@@ -282,14 +282,15 @@ std::vector<Transport::Done> ModelPushes::takeAll() {
 
 // ------------------------------------------------------------------------------------------ pulls
 
-std::shared_ptr<const ModelPushes::Pull> ModelPushes::beginPull(std::uint32_t part) {
+std::shared_ptr<const ModelPushes::PullProgress> ModelPushes::beginPull(std::uint32_t part) {
   if (pull_ || pulledInVain_) {
     throw InvalidUsage(concat(
         "model ", registration_.model(), " cannot be fetched from the servers: ",
         pull_ ? "another thread does so already"
               : "that has failed before, and late answers could be taken for new ones"));
   }
-  pull_ = std::make_shared<Pull>(Pull{part, std::vector<bool>(slices_.size(), false), {}, nullptr});
+  pull_ = std::make_shared<PullProgress>(
+      PullProgress{part, std::vector<bool>(slices_.size(), false), {}, nullptr});
   return pull_;
 }
 
@@ -302,7 +303,7 @@ void ModelPushes::requestAll() {
   }
 }
 
-void ModelPushes::endPull(const std::shared_ptr<const Pull>& pull) {
+void ModelPushes::endPull(const std::shared_ptr<const PullProgress>& pull) {
   if (pull_ == pull) {
     pulledInVain_ = !pull->isWhole();
     pull_ = nullptr;
@@ -311,7 +312,7 @@ void ModelPushes::endPull(const std::shared_ptr<const Pull>& pull) {
 
 // Asks for a slice of the pull. If its owner is lost, the replica is asked once a map names it.
 void ModelPushes::requestPart(SliceIndex slice) {
-  const Placement& place = registration_.places()[slice];
+  const SliceOwners& place = registration_.places()[slice];
   if (connections_.isLost(place)) {
     pull_->error = std::make_exception_ptr(connections_.lossOf(place, settings_.rank));
   } else if (Connection* const owner = connections_.find(place.owner)) {

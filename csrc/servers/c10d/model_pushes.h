@@ -65,7 +65,7 @@ class ModelPushes final {
   void sendState(std::uint32_t part, std::uint32_t parts, std::uint64_t stepsBefore) const;
   void setRules(const std::vector<UpdateRule>& rules);
   /// Uses a newer map, and repeats pushes that were under way to a lost server.
-  void adopt(std::uint32_t map, std::vector<Placement> places);
+  void adopt(std::uint32_t map, std::vector<SliceOwners> places);
 
   /// Starts a round of a slice. @throws ServerLost if its state is lost, or what the gradient's
   /// device throws; nothing is under way then.
@@ -83,9 +83,9 @@ class ModelPushes final {
   void serverLost();
 
   [[nodiscard]] bool waits() const;
-  /// The placement of a slice under way whose state is lost. An idle slice does not count: other
+  /// The owners of a slice under way whose state is lost. An idle slice does not count: other
   /// workers may have dropped the model long ago.
-  [[nodiscard]] std::optional<Placement> lostForGood() const;
+  [[nodiscard]] std::optional<SliceOwners> lostForGood() const;
   /// Names the slices under way, each with its server.
   [[nodiscard]] std::vector<std::string> namesUnderWay() const;
   /// Removes and returns the callbacks of everything under way.
@@ -95,7 +95,7 @@ class ModelPushes final {
     return steps_;
   }
 
-  struct Pull {
+  struct PullProgress {
     std::uint32_t part;
     std::vector<bool> isTaken;       // by slice: its answer is in the buffer, or being written
     std::vector<SliceIndex> arrived; // in the order in which they came
@@ -106,11 +106,11 @@ class ModelPushes final {
   };
   /// Begins a pull of one part of all slices. @throws InvalidUsage if one is under way or has
   /// failed.
-  std::shared_ptr<const Pull> beginPull(std::uint32_t part);
+  std::shared_ptr<const PullProgress> beginPull(std::uint32_t part);
   /// Requests all slices from their owners.
   void requestAll();
   /// The caller no longer waits for the pull.
-  void endPull(const std::shared_ptr<const Pull>& pull);
+  void endPull(const std::shared_ptr<const PullProgress>& pull);
 
  private:
   struct UnderWay {
@@ -140,7 +140,7 @@ class ModelPushes final {
   std::vector<std::uint64_t> read_;               // by slice: updates that its last answer included
   std::uint64_t steps_ = 0;
   bool mayHaveLost_ = false; // pushes may be lost until a map names no lost server
-  std::shared_ptr<Pull> pull_;
+  std::shared_ptr<PullProgress> pull_;
   bool pulledInVain_ = false; // answers to a pull that failed may still come
 };
 

@@ -49,7 +49,7 @@ std::vector<Segment> segmentsOf(
     const SliceLayout& layout,
     SliceIndex index,
     std::size_t element,
-    const std::vector<ServerTransport::Parameter>& parameters) {
+    const std::vector<ServerTransport::ServedParameter>& parameters) {
   const Slice& slice = layout.slices()[index];
   std::vector<Segment> segments;
   for (const TensorId tensor : layout.tensorsOf(index)) {
@@ -139,8 +139,8 @@ ServerTransport::Updates ServerTransport::aggregated() const {
 
 void ServerTransport::prepare(
     ModelId model,
-    std::vector<Placement> places,
-    std::vector<Parameter> parameters) {
+    std::vector<SliceOwners> places,
+    std::vector<ServedParameter> parameters) {
   const std::scoped_lock lock(mutex_);
   prepared_[model] = {std::move(places), std::move(parameters)};
 }
@@ -155,7 +155,7 @@ void ServerTransport::setBuffers(
   if (prepared.empty() || prepared.mapped().places.size() != layout.slices().size()) {
     throw InvalidUsage(concat("no places for the slices of model ", model));
   }
-  const std::vector<Parameter>& parameters = prepared.mapped().parameters;
+  const std::vector<ServedParameter>& parameters = prepared.mapped().parameters;
   Registration registration{.serversUpdate = !parameters.empty(), .slices = {}};
   std::vector<ModelPushes::SliceView> slices;
   for (SliceIndex index = 0; index < layout.slices().size(); ++index) {
@@ -202,7 +202,7 @@ void ServerTransport::setRules(ModelId model, const std::vector<UpdateRule>& rul
   models_.at(model).setRules(rules);
 }
 
-void ServerTransport::setMap(ModelId model, std::vector<Placement> places) {
+void ServerTransport::setMap(ModelId model, std::vector<SliceOwners> places) {
   const std::scoped_lock lock(mutex_);
   const auto found = models_.find(model);
   if (found == models_.end()) {
@@ -217,7 +217,7 @@ void ServerTransport::setMap(ModelId model, std::vector<Placement> places) {
   changed_.notify_all(); // a pull may have failed
 }
 
-std::vector<Placement> ServerTransport::places(ModelId model) const {
+std::vector<SliceOwners> ServerTransport::places(ModelId model) const {
   const std::scoped_lock lock(mutex_);
   return models_.at(model).registration().places();
 }
@@ -324,7 +324,7 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
 }
 
 void ServerTransport::mapCame(ServerId server, const FrameHeader& header, const Payload& payload) {
-  auto places = readPlacements({payload.data(), payload.sizeBytes});
+  auto places = readOwners({payload.data(), payload.sizeBytes});
   const std::scoped_lock lock(mutex_);
   const auto found = models_.find(header.model);
   Connection* const connection = connections_.find(server);

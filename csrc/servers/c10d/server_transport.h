@@ -36,7 +36,7 @@ class ServerTransport final : public TorchTransport,
   };
   /// Number of elements of a tensor that are a parameter (the rest is padding), and the number of
   /// its rules.
-  struct Parameter {
+  struct ServedParameter {
     std::uint32_t elements;
     std::uint32_t group;
   };
@@ -64,7 +64,8 @@ class ServerTransport final : public TorchTransport,
   /// Prepares the next `setBuffers` of the model. Without parameters, servers only sum.
   /// @param places of all slices; the same on every worker.
   /// @param parameters by TensorId, where servers update; else empty.
-  void prepare(ModelId model, std::vector<Placement> places, std::vector<Parameter> parameters);
+  void
+  prepare(ModelId model, std::vector<SliceOwners> places, std::vector<ServedParameter> parameters);
   /// Collective: every worker calls it in the same order.
   /// @throws InvalidUsage without `prepare`, or if the places do not fit the slices.
   void setBuffers(ModelId model, const std::vector<at::Tensor>& buffers, const SliceLayout& layout)
@@ -83,8 +84,8 @@ class ServerTransport final : public TorchTransport,
   void setRules(ModelId model, const std::vector<UpdateRule>& rules);
   /// Worker 0: sets the map from now on; the other workers receive it from the servers. Does
   /// nothing if the model is gone.
-  void setMap(ModelId model, std::vector<Placement> places);
-  [[nodiscard]] std::vector<Placement> places(ModelId model) const;
+  void setMap(ModelId model, std::vector<SliceOwners> places);
+  [[nodiscard]] std::vector<SliceOwners> places(ModelId model) const;
 
   /// Fills the idle buffers from the servers: with the parameters or sums (part 1), or one of the
   /// optimizer's moments (2 and up). The first slice has the highest urgency. Blocks. If a server
@@ -114,8 +115,8 @@ class ServerTransport final : public TorchTransport,
 
  private:
   struct Prepared {
-    std::vector<Placement> places;
-    std::vector<Parameter> parameters; // by TensorId
+    std::vector<SliceOwners> places;
+    std::vector<ServedParameter> parameters; // by TensorId
   };
   /// A tensor of no model that a server sums.
   struct NamedSum {

@@ -55,7 +55,7 @@ void ServedModel::setRules(const FrameHeader& header, const Payload& payload) {
 }
 
 void ServedModel::setMap(Peer from, const FrameHeader& header, const Payload& payload) {
-  const std::vector<Placement> places = readPlacements({payload.data(), payload.sizeBytes});
+  const std::vector<SliceOwners> places = readOwners({payload.data(), payload.sizeBytes});
   if (places.size() != slices_.size()) {
     throw FrameError(concat(places.size(), " places for ", slices_.size(), " slices"));
   }
@@ -70,7 +70,7 @@ void ServedModel::setMap(Peer from, const FrameHeader& header, const Payload& pa
   }
   const bool begins = !mapped_ && header.map == 0;
   if (header.map > 0) { // servers pass worker 0's map on to the other workers
-    for (const Peer worker : room.peers.all(Peer::Kind::kWorker)) {
+    for (const Peer worker : room.peers.all(PeerKind::kWorker)) {
       room.peers.send(worker, Connection::kAtOnce, header, payload);
     }
   }

@@ -98,7 +98,7 @@ void ServedSlice::push(Peer from, int worker, const FrameHeader& header, Payload
   if (context_.asksFirst() && !admission_.pushCame(worker, header.round)) {
     return;
   }
-  if (from.kind == Peer::Kind::kServer) {
+  if (from.kind == PeerKind::kServer) {
     passedOn(header);
     store_.needRules(PassedPushArgument::of(header).rules);
   }
@@ -109,7 +109,7 @@ void ServedSlice::push(Peer from, int worker, const FrameHeader& header, Payload
 void ServedSlice::pull(Peer from, int worker, const FrameHeader& header) {
   const std::uint32_t part = partOf(header);
   const Work work(*this);
-  if (from.kind == Peer::Kind::kServer) {
+  if (from.kind == PeerKind::kServer) {
     passedOn(header);
   } else {
     store_.markOver(header.round);
@@ -199,7 +199,7 @@ void ServedSlice::copyArrived(Peer from, const FrameHeader& header) {
   proceed();
 }
 
-void ServedSlice::place(Placement place, std::uint32_t map, bool allSwitched, bool begins) {
+void ServedSlice::place(SliceOwners place, std::uint32_t map, bool allSwitched, bool begins) {
   const Work work(*this);
   replication_.mapChanges(map_);
   map_ = map;
@@ -370,7 +370,7 @@ void ServedSlice::passPushesOn() {
       push.map = map_;
       push.argument = PassedPushArgument{rules, static_cast<std::uint32_t>(worker)}.packed();
       context_.send(
-          {Peer::Kind::kServer, place_.owner}, context_.urgency(), push, waiting[worker].gradient);
+          {PeerKind::kServer, place_.owner}, context_.urgency(), push, waiting[worker].gradient);
     }
   }
 }

@@ -32,7 +32,7 @@ class ServedModel;
 ///
 /// Thread safety: all methods may be called from any thread. Methods that handle frames throw
 /// FrameError if the frame does not fit, and have changed nothing then.
-class ServedSlice final : public PushWindows::Waiter {
+class ServedSlice final : public PushWindows::WaitingSlice {
  public:
   ServedSlice(ServedModel& model, SliceIndex index);
 
@@ -59,7 +59,7 @@ class ServedSlice final : public PushWindows::Waiter {
   /// Handles the acknowledgement of a copy.
   void copyArrived(Peer from, const FrameHeader& header);
   /// @param begins the map is the model's first.
-  void place(Placement place, std::uint32_t map, bool allSwitched, bool begins);
+  void place(SliceOwners place, std::uint32_t map, bool allSwitched, bool begins);
   void passOnFromNow();
   void serverGone(ServerId server);
   void peersChanged();
@@ -116,7 +116,7 @@ class ServedSlice final : public PushWindows::Waiter {
   SliceStore store_;
   bool original_ = false; // the held state is the original; else it is a copy
   std::uint32_t map_ = 0; // version of the map that `place_` is of
-  Placement place_{kNoServer, kNoServer};
+  SliceOwners place_{kNoServer, kNoServer};
   bool passesOn_ = false; // no worker sends here any more: later frames are for the owner
   StateReceiver states_;
   ReplicaFollower follower_;

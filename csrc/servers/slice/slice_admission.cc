@@ -27,8 +27,8 @@ namespace {
 constexpr Round kNoRound = 0; // marks a request that has been served
 } // namespace
 
-bool SliceAdmission::Admission::isOf(int worker) const {
-  return std::ranges::any_of(asks, [&](const Ask& ask) { return ask.worker == worker; });
+bool SliceAdmission::AdmittedPushes::isOf(int worker) const {
+  return std::ranges::any_of(asks, [&](const PushRequest& ask) { return ask.worker == worker; });
 }
 
 void SliceAdmission::ask(int worker, const FrameHeader& header) {
@@ -36,7 +36,7 @@ void SliceAdmission::ask(int worker, const FrameHeader& header) {
   if (isDirect && admission_ && !admission_->isDirect() && admission_->isOf(worker)) {
     giveUp();
   }
-  std::erase_if(asks_, [&](const Ask& ask) { return ask.worker == worker; });
+  std::erase_if(asks_, [&](const PushRequest& ask) { return ask.worker == worker; });
   asks_.push_back({worker, header.round, header.argument, header.map, isDirect});
 }
 
@@ -60,7 +60,7 @@ bool SliceAdmission::groupCame(
     return false;
   }
   for (const Member& member : members) {
-    const auto isIt = [&](const Ask& ask) {
+    const auto isIt = [&](const PushRequest& ask) {
       return ask.worker == member.worker && ask.round == member.round;
     };
     if (members.size() != admission_->asks.size() || std::ranges::none_of(admission_->asks, isIt)) {
@@ -80,7 +80,7 @@ HelperGroup SliceAdmission::takeApplied() {
 }
 
 void SliceAdmission::dropGroupIfApplied() {
-  if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const Ask& ask) {
+  if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const PushRequest& ask) {
         return store_.applied(ask.worker, ask.round);
       })) {
     askAgain(arrived_->asks);
@@ -100,7 +100,7 @@ void SliceAdmission::admitNext() {
   if (store_.waits()) {
     return; // what is late is known once that update is applied
   }
-  std::erase_if(asks_, [&](const Ask& ask) {
+  std::erase_if(asks_, [&](const PushRequest& ask) {
     const bool wasMade = store_.applied(ask.worker, ask.round);
     if (wasMade) {
       answers_.queue(ask.worker, ask.round, kValuePart);
@@ -120,7 +120,7 @@ void SliceAdmission::admitNext() {
     });
     admitOneOf(candidates);
   }
-  std::erase_if(asks_, [](const Ask& ask) { return ask.round == kNoRound; });
+  std::erase_if(asks_, [](const PushRequest& ask) { return ask.round == kNoRound; });
 }
 
 std::vector<WaitingUpdate> SliceAdmission::waitingUpdates() const {
@@ -131,7 +131,7 @@ std::vector<WaitingUpdate> SliceAdmission::waitingUpdates() const {
   const PushWindows& windows = context_.model.room.windows;
   std::vector<WaitingUpdate> updates;
   updates.reserve(asks_.size());
-  for (const Ask& ask : asks_) {
+  for (const PushRequest& ask : asks_) {
     // Before its first answer a worker has the model's initial parameters; a copy that took over
     // may include fewer steps than the worker's parameters.
     const auto read = static_cast<std::int64_t>(std::max(ask.read, state.stepsBefore));
@@ -148,14 +148,14 @@ void SliceAdmission::admitOneOf(const std::vector<std::size_t>& candidates) {
   ServerRoom& room = context_.model.room;
   const auto admitFirst = [&] {
     for (const std::size_t index : candidates) {
-      Ask& ask = asks_[index];
+      PushRequest& ask = asks_[index];
       const double now = context_.options().clock();
       if (room.windows.take(ask.worker, context_.sizeBytes(), now)) {
         room.routes.taken(Routes::kDirect);
-        admission_ = Admission{{ask}, {}, now};
+        admission_ = AdmittedPushes{{ask}, {}, now};
         FrameHeader header = context_.about(FrameKind::kAdmit);
         header.round = ask.round;
-        context_.send({Peer::Kind::kWorker, ask.worker}, context_.urgency(), header, {});
+        context_.send({PeerKind::kWorker, ask.worker}, context_.urgency(), header, {});
         ask.round = kNoRound;
         return true;
       }
@@ -200,12 +200,12 @@ bool SliceAdmission::admitGroup(const std::vector<WaitingUpdate>& updates) {
     return true;
   }
   context_.model.room.routes.taken(helper);
-  admission_ = Admission{{}, {helper, ++groups_}, now};
+  admission_ = AdmittedPushes{{}, {helper, ++groups_}, now};
   for (const std::size_t index : able) {
     admission_->asks.push_back(asks_[index]);
     asks_[index].round = kNoRound;
   }
-  for (const Ask& ask : admission_->asks) {
+  for (const PushRequest& ask : admission_->asks) {
     FrameHeader header = context_.about(FrameKind::kAdmit);
     header.flags = kFrameFlagGroup;
     header.round = ask.round;
@@ -213,7 +213,7 @@ bool SliceAdmission::admitGroup(const std::vector<WaitingUpdate>& updates) {
         GroupArgument{
             helper, static_cast<std::uint16_t>(admission_->asks.size()), admission_->group.number}
             .packed();
-    context_.send({Peer::Kind::kWorker, ask.worker}, context_.urgency(), header, {});
+    context_.send({PeerKind::kWorker, ask.worker}, context_.urgency(), header, {});
   }
   return true;
 }
@@ -221,7 +221,7 @@ bool SliceAdmission::admitGroup(const std::vector<WaitingUpdate>& updates) {
 // The fastest way for so many pushes; kDirect if that is to this server.
 ServerId SliceAdmission::helperFor(std::size_t members) const {
   std::vector<ServerId> helpers;
-  for (const Peer server : context_.peers().all(Peer::Kind::kServer)) {
+  for (const Peer server : context_.peers().all(PeerKind::kServer)) {
     helpers.push_back(static_cast<ServerId>(server.number));
   }
   return context_.model.room.routes.best(members, helpers);
@@ -256,14 +256,14 @@ void SliceAdmission::end(bool came) {
 }
 
 void SliceAdmission::giveUp() {
-  const std::vector<Ask> asks = admission_->asks;
+  const std::vector<PushRequest> asks = admission_->asks;
   end(/*came=*/false);
   askAgain(asks);
 }
 
-void SliceAdmission::askAgain(const std::vector<Ask>& asks) {
-  for (const Ask& mine : asks) {
-    const auto isItsOwn = [&](const Ask& ask) { return ask.worker == mine.worker; };
+void SliceAdmission::askAgain(const std::vector<PushRequest>& asks) {
+  for (const PushRequest& mine : asks) {
+    const auto isItsOwn = [&](const PushRequest& ask) { return ask.worker == mine.worker; };
     if (std::ranges::none_of(asks_, isItsOwn)) { // else the worker has asked again meanwhile
       asks_.push_back(mine);
     }
@@ -271,7 +271,9 @@ void SliceAdmission::askAgain(const std::vector<Ask>& asks) {
 }
 
 void SliceAdmission::switched(int worker, std::uint32_t map) {
-  const auto isOlder = [&](const Ask& ask) { return ask.worker == worker && ask.map < map; };
+  const auto isOlder = [&](const PushRequest& ask) {
+    return ask.worker == worker && ask.map < map;
+  };
   if (admission_ && std::ranges::any_of(admission_->asks, isOlder)) {
     giveUp();
   }

@@ -31,7 +31,7 @@ class SliceAdmission {
       const SliceContext& context,
       SliceStore& store,
       SliceAnswers& answers,
-      PushWindows::Waiter& waiter)
+      PushWindows::WaitingSlice& waiter)
       : context_(context), store_(store), answers_(answers), waiter_(waiter) {}
 
   /// Queues a worker's request.
@@ -66,7 +66,7 @@ class SliceAdmission {
   }
 
  private:
-  struct Ask {
+  struct PushRequest {
     int worker;
     Round round;
     std::uint64_t read; // steps that the worker's parameters include
@@ -74,8 +74,8 @@ class SliceAdmission {
     bool isDirect; // the worker has no connection to the helper it was given
   };
   // Admitted pushes: one to this server, or several to a helper.
-  struct Admission {
-    std::vector<Ask> asks;
+  struct AdmittedPushes {
+    std::vector<PushRequest> asks;
     HelperGroup group;
     double since = 0;
     [[nodiscard]] bool isOf(int worker) const;
@@ -91,16 +91,16 @@ class SliceAdmission {
   bool hasRoom(ServerId helper, double now);
   void end(bool came);
   void giveUp();
-  void askAgain(const std::vector<Ask>& asks);
+  void askAgain(const std::vector<PushRequest>& asks);
 
   const SliceContext& context_;
   SliceStore& store_;
   SliceAnswers& answers_;
-  PushWindows::Waiter& waiter_;
-  std::vector<Ask> asks_; // at most one per worker
-  std::optional<Admission> admission_;
-  std::optional<Admission> arrived_; // the group whose sum waits to be applied
-  std::uint32_t groups_ = 0;         // number of groups so far
+  PushWindows::WaitingSlice& waiter_;
+  std::vector<PushRequest> asks_; // at most one per worker
+  std::optional<AdmittedPushes> admission_;
+  std::optional<AdmittedPushes> arrived_; // the group whose sum waits to be applied
+  std::uint32_t groups_ = 0;              // number of groups so far
   std::vector<std::pair<PushWindows*, int>> freed_;
 };
 

@@ -72,7 +72,7 @@ void SliceAnswers::sendTo(const Answer& to) const {
   header.argument = state.stepsBefore + state.version;
   header.flags = store_.wasSkipped(to.worker, to.round) ? kFrameFlagLate : std::uint16_t{0};
   context_.send(
-      {Peer::Kind::kWorker, to.worker}, context_.urgency(), header,
+      {PeerKind::kWorker, to.worker}, context_.urgency(), header,
       to.part == kValuePart               ? state.value
           : moment < state.moments.size() ? state.moments[moment]
                                           : Payload{});
@@ -103,7 +103,7 @@ void SliceAnswers::reply(HelperGroup group, Payload value) const {
   header.flags = kFrameFlagGroup;
   header.round = group.number;
   header.argument = store_.state().stepsBefore + store_.state().version;
-  context_.send({Peer::Kind::kServer, group.helper}, context_.urgency(), header, std::move(value));
+  context_.send({PeerKind::kServer, group.helper}, context_.urgency(), header, std::move(value));
 }
 
 void SliceAnswers::giveUpHelper() {
@@ -118,7 +118,7 @@ void SliceAnswers::passOn(ServerId owner, std::uint32_t map) {
     pull.round = owed.round;
     pull.map = map;
     pull.argument = PullArgument{owed.part, static_cast<std::uint32_t>(owed.worker)}.packed();
-    context_.send({Peer::Kind::kServer, owner}, context_.urgency(), pull, {});
+    context_.send({PeerKind::kServer, owner}, context_.urgency(), pull, {});
   }
 }
 

@@ -65,7 +65,7 @@ void SliceReplication::announceSafety() const {
   FrameHeader header = context_.about(FrameKind::kReplicaDone);
   header.map = copiedBy_;
   header.argument = kSafeMark;
-  for (const Peer server : context_.peers().all(Peer::Kind::kServer)) {
+  for (const Peer server : context_.peers().all(PeerKind::kServer)) {
     if (server.number != replica_) {
       context_.send(server, context_.urgency(), header, {});
     }
@@ -86,7 +86,7 @@ void SliceReplication::send(const SliceStore::AppliedUpdate& update) {
       ReplicaArgument{static_cast<std::uint32_t>(update.worker + 1), version}.packed();
   header.flags = update.members.empty() ? std::uint16_t{0} : kFrameFlagGroup;
   context_.send(
-      {Peer::Kind::kServer, replica_}, context_.replicaUrgency(), header,
+      {PeerKind::kServer, replica_}, context_.replicaUrgency(), header,
       update.members.empty() ? update.sum : withMembers(update.sum, update.members));
 }
 

@@ -59,13 +59,13 @@ void sendState(
   for (std::uint32_t part = 0; part < parts.size(); ++part) {
     header.argument =
         StateArgument{static_cast<std::uint32_t>(parts.size()), part, isCopy}.packed();
-    context.send({Peer::Kind::kServer, to}, urgency, header, parts[part]);
+    context.send({PeerKind::kServer, to}, urgency, header, parts[part]);
   }
 }
 
 bool StateReceiver::begins(Peer from, const FrameHeader& header) {
-  const bool begins = from == Peer{Peer::Kind::kWorker, 0};
-  if (!begins && from.kind != Peer::Kind::kServer) {
+  const bool begins = from == Peer{PeerKind::kWorker, 0};
+  if (!begins && from.kind != PeerKind::kServer) {
     throw FrameError("such a frame comes from others");
   }
   if (begins && (StateArgument::of(header).isCopy || header.round != 0)) {
@@ -133,7 +133,7 @@ StateReceiver::takePart(Peer from, const FrameHeader& header, Payload payload) {
 
 void StateReceiver::forget(ServerId server) {
   for (const bool isCopy : {false, true}) {
-    incoming_.erase({{Peer::Kind::kServer, server}, isCopy});
+    incoming_.erase({{PeerKind::kServer, server}, isCopy});
   }
 }
 

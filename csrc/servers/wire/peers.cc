@@ -34,7 +34,7 @@ bool Peers::remove(Peer peer) {
 
 bool Peers::hasServer(ServerId server) const {
   const std::shared_lock lock(mutex_);
-  return connections_.contains({Peer::Kind::kServer, server});
+  return connections_.contains({PeerKind::kServer, server});
 }
 
 std::vector<Peer> Peers::all() const {
@@ -47,7 +47,7 @@ std::vector<Peer> Peers::all() const {
   return peers;
 }
 
-std::vector<Peer> Peers::all(Peer::Kind kind) const {
+std::vector<Peer> Peers::all(PeerKind kind) const {
   std::vector<Peer> peers = all();
   std::erase_if(peers, [&](Peer peer) { return peer.kind != kind; });
   return peers;

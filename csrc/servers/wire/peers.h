@@ -13,14 +13,16 @@
 
 namespace hvd_order {
 
+/// What a process that connects to a server is.
+enum class PeerKind : std::uint8_t {
+  kWorker,   ///< number: its rank
+  kServer,   ///< number: ServerId
+  kObserver, ///< a tool that sends queries and commands; number: any
+};
+
 /// The process at the other end of a connection.
 struct Peer {
-  enum class Kind : std::uint8_t {
-    kWorker,   ///< number: its rank
-    kServer,   ///< number: ServerId
-    kObserver, ///< a tool that sends queries and commands; number: any
-  };
-  Kind kind;
+  PeerKind kind;
   int number;
   friend auto operator<=>(const Peer&, const Peer&) = default;
 };
@@ -43,7 +45,7 @@ class Peers {
 
   [[nodiscard]] bool hasServer(ServerId server) const;
   [[nodiscard]] std::vector<Peer> all() const;
-  [[nodiscard]] std::vector<Peer> all(Peer::Kind kind) const;
+  [[nodiscard]] std::vector<Peer> all(PeerKind kind) const;
 
   /// Connection::send; drops the frame if the peer is gone, a loss that has already been reported.
   void send(Peer peer, std::uint64_t urgency, const FrameHeader& header, Payload payload) const;

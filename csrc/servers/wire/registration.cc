@@ -95,27 +95,27 @@ Registration readRegistration(std::span<const std::byte> payload, std::size_t la
   return registration;
 }
 
-std::vector<std::byte> writePlacements(std::span<const Placement> placements) {
+std::vector<std::byte> writeOwners(std::span<const SliceOwners> owners) {
   ByteWriter out;
-  for (const Placement& placement : placements) {
-    out.put(placement.owner);
-    out.put(placement.replica);
+  for (const SliceOwners& slice : owners) {
+    out.put(slice.owner);
+    out.put(slice.replica);
   }
   return out.bytes();
 }
 
-std::vector<Placement> readPlacements(std::span<const std::byte> payload) {
+std::vector<SliceOwners> readOwners(std::span<const std::byte> payload) {
   ByteReader in(payload);
-  std::vector<Placement> placements(payload.size() / sizeof(Placement));
-  for (Placement& placement : placements) {
-    placement.owner = in.get<ServerId>();
-    placement.replica = in.get<ServerId>();
-    if (placement.owner == kNoServer || placement.owner == placement.replica) {
+  std::vector<SliceOwners> owners(payload.size() / sizeof(SliceOwners));
+  for (SliceOwners& slice : owners) {
+    slice.owner = in.get<ServerId>();
+    slice.replica = in.get<ServerId>();
+    if (slice.owner == kNoServer || slice.owner == slice.replica) {
       throw FrameError("a slice without an owner, or with its owner as the replica");
     }
   }
   in.finish();
-  return placements;
+  return owners;
 }
 
 std::vector<std::byte> writeRules(std::span<const UpdateRule> rules) {

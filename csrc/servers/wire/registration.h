@@ -41,10 +41,10 @@ struct SliceShape {
 };
 
 /// The server that holds a slice, and the one that could take over; kNoServer: none.
-struct Placement {
+struct SliceOwners {
   ServerId owner;
   ServerId replica;
-  friend bool operator==(const Placement&, const Placement&) = default;
+  friend bool operator==(const SliceOwners&, const SliceOwners&) = default;
 };
 
 /// The slices of a model, as every worker announces them before its first push.
@@ -58,8 +58,8 @@ struct Registration {
 /// @throws FrameError from the readers: the payload is malformed; `largestSlice` is in bytes.
 std::vector<std::byte> writeRegistration(const Registration& registration);
 Registration readRegistration(std::span<const std::byte> payload, std::size_t largestSlice);
-std::vector<std::byte> writePlacements(std::span<const Placement> placements);
-std::vector<Placement> readPlacements(std::span<const std::byte> payload);
+std::vector<std::byte> writeOwners(std::span<const SliceOwners> owners);
+std::vector<SliceOwners> readOwners(std::span<const std::byte> payload);
 std::vector<std::byte> writeRules(std::span<const UpdateRule> rules);
 std::vector<UpdateRule> readRules(std::span<const std::byte> payload);
 

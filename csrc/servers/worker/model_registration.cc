@@ -15,7 +15,7 @@ ModelRegistration::ModelRegistration(
     ModelId model,
     std::uint32_t layout,
     Registration slices,
-    std::vector<Placement> places)
+    std::vector<SliceOwners> places)
     : model_(model),
       layout_(layout),
       slices_(std::move(slices)),
@@ -27,7 +27,7 @@ void ModelRegistration::sendTo(Connection& connection) const {
   header.map = map_;
   connection.send(Connection::kAtOnce, header, Payload::copyOf(writeRegistration(slices_)));
   header.kind = FrameKind::kMap;
-  connection.send(Connection::kAtOnce, header, Payload::copyOf(writePlacements(places_)));
+  connection.send(Connection::kAtOnce, header, Payload::copyOf(writeOwners(places_)));
   for (const NumberedRules& rules : rules_) {
     connection.send(Connection::kAtOnce, about(rules), Payload::copyOf(rules.bytes));
   }
@@ -35,7 +35,7 @@ void ModelRegistration::sendTo(Connection& connection) const {
 
 bool ModelRegistration::adopt(
     std::uint32_t map,
-    std::vector<Placement> places,
+    std::vector<SliceOwners> places,
     const ServerConnections& connections) {
   if (map <= map_) {
     return false;
@@ -44,7 +44,7 @@ bool ModelRegistration::adopt(
   places_ = std::move(places);
   FrameHeader header = about(FrameKind::kMap, 0);
   header.map = map;
-  connections.sendToAll(Connection::kAtOnce, header, Payload::copyOf(writePlacements(places_)));
+  connections.sendToAll(Connection::kAtOnce, header, Payload::copyOf(writeOwners(places_)));
   header.kind = FrameKind::kSwitch;
   connections.sendToAll(Connection::kLast, header, {});
   return true;

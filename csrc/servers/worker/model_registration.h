@@ -24,14 +24,14 @@ class ModelRegistration final {
       ModelId model,
       std::uint32_t layout,
       Registration slices,
-      std::vector<Placement> places);
+      std::vector<SliceOwners> places);
 
   /// Sends a server everything that it needs about the model, before the first push.
   void sendTo(Connection& connection) const;
   /// Uses another map from now on and tells every server so, behind all pushes by the old map.
   /// @return false, and nothing is changed, if this map or a later one is in use.
   bool
-  adopt(std::uint32_t map, std::vector<Placement> places, const ServerConnections& connections);
+  adopt(std::uint32_t map, std::vector<SliceOwners> places, const ServerConnections& connections);
   /// Worker 0: sets the rules of the rounds from `since` on, and sends them to every server.
   /// @param oldest the first round that may still be pushed: a new server needs its rules.
   void setRules(
@@ -57,7 +57,7 @@ class ModelRegistration final {
   [[nodiscard]] std::uint32_t map() const {
     return map_;
   }
-  [[nodiscard]] const std::vector<Placement>& places() const {
+  [[nodiscard]] const std::vector<SliceOwners>& places() const {
     return places_;
   }
   /// The owner by the first map. One server gets all parts of a slice's initial state, despite any
@@ -78,8 +78,8 @@ class ModelRegistration final {
   const ModelId model_;
   const std::uint32_t layout_;
   const Registration slices_;
-  const std::vector<Placement> firstPlaces_;
-  std::vector<Placement> places_;
+  const std::vector<SliceOwners> firstPlaces_;
+  std::vector<SliceOwners> places_;
   std::uint32_t map_ = 0;
   std::deque<NumberedRules> rules_; // those that pushes under way may need
   RulesNumber rulesSet_ = 0;

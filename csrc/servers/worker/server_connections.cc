@@ -54,11 +54,11 @@ std::shared_ptr<Connection> ServerConnections::lose(ServerId server, const std::
   return ended_.back();
 }
 
-bool ServerConnections::isLost(const Placement& place) const {
+bool ServerConnections::isLost(const SliceOwners& place) const {
   return isLost(place.owner) && (place.replica == kNoServer || isLost(place.replica));
 }
 
-ServerLost ServerConnections::lossOf(const Placement& place, Rank rank) const {
+ServerLost ServerConnections::lossOf(const SliceOwners& place, Rank rank) const {
   const std::string& why = lost_.at(place.owner);
   if (place.replica != kNoServer) {
     return ServerLost(concat(

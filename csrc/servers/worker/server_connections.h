@@ -44,9 +44,9 @@ class ServerConnections final {
     return lost_.contains(server);
   }
   /// Whether neither the owner nor a replica is left.
-  [[nodiscard]] bool isLost(const Placement& place) const;
-  /// The error about slices with this placement, whose owner is lost.
-  [[nodiscard]] ServerLost lossOf(const Placement& place, Rank rank) const;
+  [[nodiscard]] bool isLost(const SliceOwners& place) const;
+  /// The error about slices of these owners, the first of which is lost.
+  [[nodiscard]] ServerLost lossOf(const SliceOwners& place, Rank rank) const;
   /// Removes and returns all connections, those of lost servers too.
   std::vector<std::shared_ptr<Connection>> takeAll();
 
