@@ -152,7 +152,7 @@ void bindEngine(py::module_& m) {
       .def(
           "take_counts",
           [](Engine& engine) {
-            const Engine::Counts counts = engine.takeCounts();
+            const Engine::AgreementCounts counts = engine.takeCounts();
             return py::make_tuple(counts.messages, counts.holdUps);
           })
       .def(

@@ -14,7 +14,7 @@
 #include "torch/c10d/all_reduce/c10d_transport.h"
 #include "torch/c10d/all_reduce/horovod_transport.h"
 #include "torch/c10d/c10d_control.h"
-#include "torch/c10d/message_star.h"
+#include "torch/c10d/text_star.h"
 
 namespace py = pybind11;
 
@@ -93,15 +93,14 @@ void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
 
 using PyNews = std::tuple<Rank, std::string, py::bytes>;
 
-std::optional<PyNews> nextOf(MessageStar& star) {
-  const std::optional<MessageStar::News> news = withoutGil([&] { return star.next(); });
+std::optional<PyNews> nextOf(TextStar& star) {
+  const std::optional<TextStar::News> news = withoutGil([&] { return star.next(); });
   if (!news) {
     return std::nullopt;
   }
-  using Kind = MessageStar::News::Kind;
-  const char* const kind = news->kind == Kind::kText ? "text"
-      : news->kind == Kind::kLost                    ? "lost"
-                                                     : "malformed";
+  const char* const kind = news->kind == NewsKind::kText ? "text"
+      : news->kind == NewsKind::kLost                    ? "lost"
+                                                         : "malformed";
   return PyNews{news->from, kind, py::bytes(news->text)};
 }
 
@@ -158,19 +157,19 @@ void bindTransports(py::module_& m) {
             return std::make_shared<C10dControl>(group, rank, size, neighboursInTree(rank, size));
           }),
           py::arg("group"), py::arg("rank"), py::arg("size"));
-  py::class_<MessageStar, std::shared_ptr<MessageStar>>(
-      m, "MessageStar", py::module_local(), "Texts between rank 0 and every other rank.")
+  py::class_<TextStar, std::shared_ptr<TextStar>>(
+      m, "TextStar", py::module_local(), "Texts between rank 0 and every other rank.")
       .def(
           py::init([](const Group& group, Rank rank, int size) {
-            return std::make_shared<MessageStar>(group, rank, size);
+            return std::make_shared<TextStar>(group, rank, size);
           }),
           py::arg("group"), py::arg("rank"), py::arg("size"))
-      .def("start", &MessageStar::start)
+      .def("start", &TextStar::start)
       .def(
-          "send", [](MessageStar& star, Rank to, const py::bytes& text) { star.send(to, text); },
+          "send", [](TextStar& star, Rank to, const py::bytes& text) { star.send(to, text); },
           py::arg("to"), py::arg("text"))
       .def("next", &nextOf)
-      .def("close", [](MessageStar& star) {
+      .def("close", [](TextStar& star) {
         withoutGil([&] {
           star.close();
           return true;

@@ -110,7 +110,7 @@ bool Completion::fail(const std::exception_ptr& error) noexcept {
     return false;
   }
   failure_ = error;
-  for (Waiter* waiter : waiters_) {
+  for (WaitingThread* waiter : waiters_) {
     waiter->moved.notify_one();
   }
   for (auto& model : models_) {
@@ -147,7 +147,7 @@ bool Completion::wait(TensorKey tensor, Clock::time_point deadline, Stage stage)
   if (!failure_ && reached(tensor, exchange, stage)) {
     return true;
   }
-  Waiter waiter{tensor, {}};
+  WaitingThread waiter{tensor, {}};
   waiters_.push_back(&waiter);
   const bool came = waiter.moved.wait_until(
       lock, deadline, [&] { return failure_ != nullptr || reached(tensor, exchange, stage); });
@@ -234,7 +234,7 @@ const Completion::TensorExchanges* Completion::find(TensorKey tensor) const {
 }
 
 void Completion::notify(TensorKey tensor) {
-  for (Waiter* waiter : waiters_) {
+  for (WaitingThread* waiter : waiters_) {
     if (waiter->tensor == tensor) {
       waiter->moved.notify_one();
     }

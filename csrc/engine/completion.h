@@ -95,7 +95,7 @@ class Completion final {
     Clock::time_point readyAt;
     std::vector<EndListener> listeners;
   };
-  struct Waiter {
+  struct WaitingThread {
     TensorKey tensor;
     std::condition_variable moved;
   };
@@ -109,7 +109,7 @@ class Completion final {
   std::vector<std::vector<TensorExchanges>> models_; // by model and tensor
   std::vector<std::size_t> pendingOf_;               // exchanges under way, by model
   std::size_t pendingCount_ = 0;                     // their sum
-  std::vector<Waiter*> waiters_; // linear search: more than one training thread is rare
+  std::vector<WaitingThread*> waiters_; // linear search: more than one training thread is rare
   std::exception_ptr failure_;
 };
 

@@ -132,7 +132,7 @@ void Engine::endPlan(std::uint64_t issued, AgreementKind agreement, Policy polic
   wake();
 }
 
-Engine::Counts Engine::takeCounts() {
+Engine::AgreementCounts Engine::takeCounts() {
   const std::scoped_lock lock(mutex_);
   return {std::exchange(messages_, 0), agreements_.takeHoldUps()};
 }
@@ -262,7 +262,7 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
 void Engine::act(const Decisions& decisions, std::uint32_t agreementNumber) {
   try {
     for (const SliceMessage& message : decisions.messages) {
-      ControlMessage words{ControlMessage::Kind::kSlices, {agreementNumber}};
+      ControlMessage words{MessageKind::kSlices, {agreementNumber}};
       words.words.reserve(1 + message.slices.size());
       for (const SliceKey slice : message.slices) {
         words.words.push_back(slice.word());
@@ -348,7 +348,7 @@ void Engine::onMessage(Rank from, const ControlMessage& message) {
 // Called under the lock. Returns the answers to send.
 std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& message) {
   switch (message.kind) {
-    case ControlMessage::Kind::kSlices: {
+    case MessageKind::kSlices: {
       ControlWords words(from, message);
       const std::uint32_t number = words.next("the number of its agreement");
       std::vector<SliceKey> slices;
@@ -360,24 +360,24 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
       dirty_ = true;
       return {};
     }
-    case ControlMessage::Kind::kQuery:
-    case ControlMessage::Kind::kReply:
-    case ControlMessage::Kind::kActivity:
+    case MessageKind::kQuery:
+    case MessageKind::kReply:
+    case MessageKind::kActivity:
       return health_.received(agreement().scheduler(), from, message, activity());
-    case ControlMessage::Kind::kFailed: {
+    case MessageKind::kFailed: {
       // Rank 0 relays: failures go over the connections to rank 0, not down the tree.
       setFailure(unpackFailure(message.words), options_.rank == 0);
       return {};
     }
-    case ControlMessage::Kind::kLeave:
+    case MessageKind::kLeave:
       ControlWords(from, message).end();
       gone_.insert(from);
       watch_.rankLeft(from, Clock::now());
       alarm();
       return barrier_.gone(from);
-    case ControlMessage::Kind::kBarrier:
-    case ControlMessage::Kind::kFinished:
-    case ControlMessage::Kind::kMissing: {
+    case MessageKind::kBarrier:
+    case MessageKind::kFinished:
+    case MessageKind::kMissing: {
       auto answers = barrier_.received(from, message);
       partingChanged_.notify_all();
       return answers;
@@ -447,43 +447,42 @@ void Engine::failStalled() {
 // Does what the watch demands now, and sends a failure of this rank. Called under the lock;
 // releases it to send.
 void Engine::lookAround(std::unique_lock<std::mutex>& lock) {
-  using Kind = Watch::Action::Kind;
-  const Watch::Action action = watch_.look(Clock::now(), completion_.pendingModels());
+  const StallWatch::Action action = watch_.look(Clock::now(), completion_.pendingModels());
   const Scheduler& scheduler = agreement().scheduler();
   std::vector<Health::Addressed> questions;
   std::string warning;
   switch (action.kind) {
-    case Kind::kNone:
+    case ActionKind::kNone:
       break;
-    case Kind::kAsk:
+    case ActionKind::kAsk:
       questions =
           health_.ask(scheduler, scheduler.pendingTensors(action.model), agreement().head());
       break;
-    case Kind::kWarn:
+    case ActionKind::kWarn:
       warning = concat(
           "hvd_order: nothing has moved for ",
           std::chrono::duration_cast<std::chrono::seconds>(action.stalled).count(),
           " s: ", stallReport());
       break;
-    case Kind::kTimeOut:
+    case ActionKind::kTimeOut:
       failStalled();
       break;
-    case Kind::kFail:
+    case ActionKind::kFail:
       setFailure(action.error);
       break;
   }
   const std::exception_ptr failure = std::exchange(failureToSend_, nullptr);
-  if (action.kind == Kind::kNone && !failure) {
+  if (action.kind == ActionKind::kNone && !failure) {
     return;
   }
   lock.unlock();
-  if (action.kind == Kind::kAsk) {
+  if (action.kind == ActionKind::kAsk) {
     transport_->inquire();
     sendAll(questions);
   }
-  if (action.kind == Kind::kWarn && options_.warn) {
+  if (action.kind == ActionKind::kWarn && options_.warn) {
     options_.warn(warning);
-  } else if (action.kind == Kind::kWarn) {
+  } else if (action.kind == ActionKind::kWarn) {
     std::fprintf(stderr, "%s\n", warning.c_str());
   }
   if (failure) {
@@ -498,7 +497,7 @@ std::string Engine::stallReport() const {
 }
 
 void Engine::sendFailure(const std::exception_ptr& error) {
-  sendToOthers({ControlMessage::Kind::kFailed, packFailure(error)});
+  sendToOthers({MessageKind::kFailed, packFailure(error)});
   transport_->abort();
 }
 
@@ -599,7 +598,7 @@ void Engine::shutdown() noexcept {
   }
   if (control_) {
     if (withoutError) { // else the other ranks have the failure already
-      sendToOthers({ControlMessage::Kind::kLeave, {}});
+      sendToOthers({MessageKind::kLeave, {}});
     }
     control_->stop();
   }

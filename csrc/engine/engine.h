@@ -88,11 +88,11 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void endPlan(std::uint64_t issued, AgreementKind agreement, Policy policy);
 
   /// What has happened since the last call of `takeCounts`.
-  struct Counts {
+  struct AgreementCounts {
     std::uint64_t messages = 0; ///< of the agreement, sent by this rank
     std::uint64_t holdUps = 0;  ///< see Planned::takeHoldUps
   };
-  Counts takeCounts();
+  AgreementCounts takeCounts();
 
   /// Announces that the gradient of `tensor` will be in its buffer soon. From now on `wait` waits
   /// for it. A call of `tensorReady` must follow.
@@ -203,7 +203,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::atomic<bool> reserved_ = false; // copy of the reservation's state, read without the lock
 
   Health health_;
-  Watch watch_;
+  StallWatch watch_;
   std::exception_ptr failureToSend_; // of this rank; the other ranks do not know it yet
   std::set<Rank> gone_;              // ranks that shut down or are lost; nothing is sent to them
 

@@ -61,8 +61,7 @@ std::vector<Health::Addressed> Health::ask(
   missing_.clear();
   answered_ = {rank_};
   activities_.clear();
-  ControlMessage query{
-      ControlMessage::Kind::kQuery, {static_cast<std::uint32_t>(rank_), ++inquiry_}};
+  ControlMessage query{MessageKind::kQuery, {static_cast<std::uint32_t>(rank_), ++inquiry_}};
   if (head && scheduler.hasModel(head->model) && !scheduler.isReady(*head)) {
     for (const TensorId tensor : scheduler.layout(head->model).tensorsOf(head->index)) {
       if (!scheduler.isPending({head->model, tensor})) {
@@ -120,7 +119,7 @@ std::vector<Health::Addressed> Health::received(
   ControlWords words(from, message);
   const Rank origin = words.nextRank(size_, "the asking rank");
   const std::uint32_t inquiry = words.next("the number of the inquiry");
-  if (message.kind == ControlMessage::Kind::kQuery) {
+  if (message.kind == MessageKind::kQuery) {
     if (rank_ == 0 && origin != from) {
       words.refuse(concat("it asks for rank ", origin));
     }
@@ -135,7 +134,7 @@ std::vector<Health::Addressed> Health::received(
     return out;
   }
   const Rank replier = words.nextRank(size_, "the answering rank");
-  const bool isActivity = message.kind == ControlMessage::Kind::kActivity;
+  const bool isActivity = message.kind == MessageKind::kActivity;
   const std::span<const std::uint32_t> lacking =
       isActivity ? words.rest() : words.rest(2, "gradients");
   if (origin != rank_) {
@@ -161,7 +160,7 @@ void Health::answer(
     const std::string& activity,
     std::vector<Addressed>& out) const {
   ControlMessage reply{
-      ControlMessage::Kind::kReply,
+      MessageKind::kReply,
       {static_cast<std::uint32_t>(origin), inquiry, static_cast<std::uint32_t>(rank_)}};
   for (std::size_t i = 0; i < asked.size(); i += 3) {
     const TensorKey tensor{asked[i], asked[i + 1]};
@@ -173,7 +172,7 @@ void Health::answer(
   out.push_back({to, std::move(reply)});
   if (!activity.empty()) {
     ControlMessage told{
-        ControlMessage::Kind::kActivity,
+        MessageKind::kActivity,
         {static_cast<std::uint32_t>(origin), inquiry, static_cast<std::uint32_t>(rank_)}};
     appendText(told.words, activity);
     out.push_back({to, std::move(told)});

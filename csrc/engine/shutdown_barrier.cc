@@ -17,9 +17,7 @@ namespace hvd_order {
 
 namespace {
 
-using Kind = ControlMessage::Kind;
-
-ControlMessage withCount(Kind kind, std::uint64_t count) {
+ControlMessage withCount(MessageKind kind, std::uint64_t count) {
   return {kind, {static_cast<std::uint32_t>(count >> 32), static_cast<std::uint32_t>(count)}};
 }
 
@@ -42,8 +40,8 @@ std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::begin() {
   if (mayLeave_) {
     return {};
   }
-  return rank_ == 0 ? received(0, withCount(Kind::kBarrier, done_))
-                    : std::vector<Addressed>{{0, withCount(Kind::kBarrier, done_)}};
+  return rank_ == 0 ? received(0, withCount(MessageKind::kBarrier, done_))
+                    : std::vector<Addressed>{{0, withCount(MessageKind::kBarrier, done_)}};
 }
 
 std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::sliceDone() {
@@ -55,14 +53,14 @@ std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::sliceDone() {
     return {};
   }
   wanted_ = 0;
-  return {{0, withCount(Kind::kFinished, done_)}};
+  return {{0, withCount(MessageKind::kFinished, done_)}};
 }
 
 std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::received(
     Rank from,
     const ControlMessage& message) {
   if (rank_ != 0) {
-    if (message.kind == Kind::kMissing) {
+    if (message.kind == MessageKind::kMissing) {
       ControlWords words(from, message);
       std::vector<Rank> missing;
       for (const std::uint32_t word : words.rest()) {
@@ -73,19 +71,19 @@ std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::received(
       return {};
     }
     const std::uint64_t count = countOf(from, message);
-    if (message.kind == Kind::kFinished) {
+    if (message.kind == MessageKind::kFinished) {
       mayLeave_ = true;
     } else if (done_ >= count) {
-      return {{0, withCount(Kind::kFinished, done_)}};
+      return {{0, withCount(MessageKind::kFinished, done_)}};
     } else {
       wanted_ = std::max(wanted_, count);
     }
     return {};
   }
-  if (message.kind == Kind::kMissing) {
+  if (message.kind == MessageKind::kMissing) {
     ControlWords(from, message).end();
     const auto leaver = leaving_.find(from);
-    ControlMessage answer{Kind::kMissing, {}};
+    ControlMessage answer{MessageKind::kMissing, {}};
     if (leaver != leaving_.end()) {
       for (const Rank rank : lacking(leaver->second.count)) {
         answer.words.push_back(static_cast<std::uint32_t>(rank));
@@ -97,13 +95,13 @@ std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::received(
   std::uint64_t& finished = finished_.at(static_cast<std::size_t>(from));
   finished = std::max(finished, count);
   std::vector<Addressed> out;
-  if (message.kind == Kind::kBarrier) {
+  if (message.kind == MessageKind::kBarrier) {
     leaving_[from] = {count, false};
     if (count > asked_) {
       asked_ = count;
       for (const Rank rank : lacking(count)) {
         if (rank != 0) {
-          out.push_back({rank, withCount(Kind::kBarrier, count)});
+          out.push_back({rank, withCount(MessageKind::kBarrier, count)});
         }
       }
     }
@@ -125,7 +123,7 @@ std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::gone(Rank rank) {
 
 std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::ask() {
   if (rank_ != 0) {
-    return {{0, {Kind::kMissing, {}}}};
+    return {{0, {MessageKind::kMissing, {}}}};
   }
   const auto own = leaving_.find(0);
   missing_ = own == leaving_.end() ? std::vector<Rank>{} : lacking(own->second.count);
@@ -153,7 +151,7 @@ std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::letGo() {
     if (rank == 0) {
       mayLeave_ = true;
     } else {
-      out.push_back({rank, withCount(Kind::kFinished, leaver.count)});
+      out.push_back({rank, withCount(MessageKind::kFinished, leaver.count)});
     }
   }
   return out;

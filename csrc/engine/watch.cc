@@ -35,18 +35,18 @@ constexpr auto kAnswerTime = 1s;
 
 } // namespace
 
-Watch::Watch(Rank rank, int size, Limits limits, Clock::time_point now)
+StallWatch::StallWatch(Rank rank, int size, Limits limits, Clock::time_point now)
     : rank_(rank), size_(size), limits_(limits), lastProgress_(now) {}
 
-void Watch::addModel(ModelId model, Clock::time_point now) {
+void StallWatch::addModel(ModelId model, Clock::time_point now) {
   progressOf_[model] = now;
 }
 
-void Watch::removeModel(ModelId model) {
+void StallWatch::removeModel(ModelId model) {
   progressOf_.erase(model);
 }
 
-void Watch::progress(ModelId model, Clock::time_point now) {
+void StallWatch::progress(ModelId model, Clock::time_point now) {
   const auto known = progressOf_.find(model);
   if (known == progressOf_.end()) {
     return; // the caller is about to hear that there is no such model
@@ -59,27 +59,26 @@ void Watch::progress(ModelId model, Clock::time_point now) {
   }
 }
 
-void Watch::transferFailed(std::exception_ptr error, Clock::time_point now) {
+void StallWatch::transferFailed(std::exception_ptr error, Clock::time_point now) {
   if (!suspicion_ && !ended_) {
     suspicion_ = std::move(error);
     suspicionEnds_ = now + (size_ > 1 ? kSuspicionTime : 0ms);
   }
 }
 
-void Watch::rankLeft(Rank rank, Clock::time_point now) {
+void StallWatch::rankLeft(Rank rank, Clock::time_point now) {
   if (!left_) {
     left_ = rank;
     leftAt_ = now;
   }
 }
 
-void Watch::end() {
+void StallWatch::end() {
   ended_ = true;
   suspicion_ = nullptr;
 }
 
-Watch::Action Watch::look(Clock::time_point now, std::span<const ModelId> underWay) {
-  using Kind = Action::Kind;
+StallWatch::Action StallWatch::look(Clock::time_point now, std::span<const ModelId> underWay) {
   if (ended_) {
     return {};
   }
@@ -87,10 +86,10 @@ Watch::Action Watch::look(Clock::time_point now, std::span<const ModelId> underW
   const bool stranded = left_ && longest && now >= strandedAt();
   const bool suspected = suspicion_ && now >= suspicionEnds_;
   if (stranded || (suspected && left_)) { // the end of that rank is why the transfer failed
-    return {.kind = Kind::kFail, .error = strandedError()};
+    return {.kind = ActionKind::kFail, .error = strandedError()};
   }
   if (suspected) {
-    return {.kind = Kind::kFail, .error = withoutCulprit(suspicion_)};
+    return {.kind = ActionKind::kFail, .error = withoutCulprit(suspicion_)};
   }
   if (!longest) {
     return {};
@@ -101,21 +100,22 @@ Watch::Action Watch::look(Clock::time_point now, std::span<const ModelId> underW
   }
   const auto stalled = now - longest->since;
   if (stalled >= limits_.timeout) {
-    return {.kind = Kind::kTimeOut};
+    return {.kind = ActionKind::kTimeOut};
   }
   if (!askedFor_ && stalled >= patience()) {
     askedFor_ = longest->model;
-    return {.kind = Kind::kAsk, .model = longest->model};
+    return {.kind = ActionKind::kAsk, .model = longest->model};
   }
   if (askedFor_ && !warned_ && stalled >= limits_.warning + kAnswerTime) {
     warned_ = true;
-    return {.kind = Kind::kWarn, .stalled = stalled};
+    return {.kind = ActionKind::kWarn, .stalled = stalled};
   }
   return {};
 }
 
-Watch::Clock::time_point Watch::nextLook(Clock::time_point now, std::span<const ModelId> underWay)
-    const {
+StallWatch::Clock::time_point StallWatch::nextLook(
+    Clock::time_point now,
+    std::span<const ModelId> underWay) const {
   if (suspicion_) {
     return suspicionEnds_;
   }
@@ -137,13 +137,13 @@ Watch::Clock::time_point Watch::nextLook(Clock::time_point now, std::span<const 
   return warned_ ? end : std::min(end, longest->since + limits_.warning + kAnswerTime);
 }
 
-bool Watch::isNearlyTimedOut(Clock::time_point now, std::span<const ModelId> underWay) const {
+bool StallWatch::isNearlyTimedOut(Clock::time_point now, std::span<const ModelId> underWay) const {
   const auto longest = longestStall(underWay);
   return !ended_ && longest && askedFor_ == longest->model &&
       now - longest->since >= limits_.timeout - limits_.timeout / 10;
 }
 
-std::optional<Watch::Stall> Watch::longestStall(std::span<const ModelId> underWay) const {
+std::optional<StallWatch::Stall> StallWatch::longestStall(std::span<const ModelId> underWay) const {
   std::optional<Stall> longest;
   for (const ModelId model : underWay) {
     const auto known = progressOf_.find(model);
@@ -154,15 +154,15 @@ std::optional<Watch::Stall> Watch::longestStall(std::span<const ModelId> underWa
   return longest;
 }
 
-std::chrono::nanoseconds Watch::patience() const {
+std::chrono::nanoseconds StallWatch::patience() const {
   return std::min(limits_.warning, limits_.timeout / 2);
 }
 
-Watch::Clock::time_point Watch::strandedAt() const {
+StallWatch::Clock::time_point StallWatch::strandedAt() const {
   return std::max(lastProgress_, leftAt_) + kSuspicionTime;
 }
 
-std::exception_ptr Watch::strandedError() const {
+std::exception_ptr StallWatch::strandedError() const {
   return std::make_exception_ptr(PeerLost(concat(
       "rank ", *left_, " has ended its training, while rank ", rank_,
       " has gradients of a further step: ranks need equally many steps (hvd.join() is for those "
@@ -171,7 +171,7 @@ std::exception_ptr Watch::strandedError() const {
 }
 
 // Replaces the error if no rank is known to be gone: the connection itself broke.
-std::exception_ptr Watch::withoutCulprit(const std::exception_ptr& error) const {
+std::exception_ptr StallWatch::withoutCulprit(const std::exception_ptr& error) const {
   try {
     std::rethrow_exception(withRank(error, rank_));
   } catch (const ServerLost&) {

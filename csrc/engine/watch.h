@@ -11,6 +11,15 @@
 
 namespace hvd_order {
 
+/// What a StallWatch asks the engine to do.
+enum class ActionKind : std::uint8_t {
+  kNone,
+  kAsk,     ///< ask the other ranks for the gradients of `model`
+  kWarn,    ///< warn that nothing has moved for the time `stalled`
+  kTimeOut, ///< fail, because nothing has moved for the timeout
+  kFail,    ///< fail with `error`
+};
+
 /// Decides when exchanges that do not move become a question to the other ranks, a warning, or the
 /// engine's failure. Pure: events and times in, one action out. The engine carries the action out,
 /// and calls every method under its own lock.
@@ -19,7 +28,7 @@ namespace hvd_order {
 /// - Suspicion: a transfer has failed, and its cause may be named soon.
 /// - Stall: gradients of a model are under way, and none of them has moved for some time.
 /// - Stranding: an exchange is under way that needs a rank that has shut down.
-class Watch final {
+class StallWatch final {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -29,20 +38,13 @@ class Watch final {
   };
 
   struct Action {
-    enum class Kind : std::uint8_t {
-      kNone,
-      kAsk,     ///< ask the other ranks for the gradients of `model`
-      kWarn,    ///< warn that nothing has moved for the time `stalled`
-      kTimeOut, ///< fail, because nothing has moved for the timeout
-      kFail,    ///< fail with `error`
-    };
-    Kind kind = Kind::kNone;
+    ActionKind kind = ActionKind::kNone;
     ModelId model = 0;
     std::chrono::nanoseconds stalled{};
     std::exception_ptr error;
   };
 
-  Watch(Rank rank, int size, Limits limits, Clock::time_point now);
+  StallWatch(Rank rank, int size, Limits limits, Clock::time_point now);
 
   /// A model is registered; its clock starts.
   void addModel(ModelId model, Clock::time_point now);

@@ -110,7 +110,7 @@ void Scheduler::addModel(
   }
 
   ModelState added;
-  added.state.assign(slices, SliceState::kWaiting);
+  added.state.assign(slices, SlicePhase::kWaiting);
   added.offered.assign(slices, 0);
   for (SliceIndex slice = 0; slice < slices; ++slice) {
     added.toCome.push_back(prerequisites(*layout, slice));
@@ -249,7 +249,7 @@ std::uint32_t Scheduler::prerequisites(const SliceLayout& layout, SliceIndex sli
 // One of the events that a slice waits for has happened.
 void Scheduler::count(ModelState& model, SliceKey slice) {
   if (--model.toCome[slice.index] == 0) {
-    model.state[slice.index] = SliceState::kReady;
+    model.state[slice.index] = SlicePhase::kReady;
     becameReady_.push_back(slice);
   }
 }
@@ -319,9 +319,9 @@ bool Scheduler::putInFlight(SliceKey slice) {
     return false;
   }
   HVDO_CHECK(
-      m.state[slice.index] == SliceState::kReady, "slice '", m.layout->sliceName(slice.index),
+      m.state[slice.index] == SlicePhase::kReady, "slice '", m.layout->sliceName(slice.index),
       "' was to be issued before it was ready");
-  m.state[slice.index] = SliceState::kInFlight;
+  m.state[slice.index] = SlicePhase::kInFlight;
   inFlightBytes_ += size;
   return true;
 }
@@ -329,11 +329,11 @@ bool Scheduler::putInFlight(SliceKey slice) {
 const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
   ModelState& m = modelOf(slice.model);
   HVDO_CHECK(
-      m.state.at(slice.index) == SliceState::kInFlight, "slice '", m.layout->sliceName(slice.index),
+      m.state.at(slice.index) == SlicePhase::kInFlight, "slice '", m.layout->sliceName(slice.index),
       "' is done, but was not in flight");
   const std::span<const TensorId> tensors = m.layout->tensorsOf(slice.index);
   inFlightBytes_ -= m.layout->creditBytes(slice.index);
-  m.state[slice.index] = SliceState::kWaiting;
+  m.state[slice.index] = SlicePhase::kWaiting;
   m.toCome[slice.index] = prerequisites(*m.layout, slice.index);
   becameReady_.clear();
   if (m.layout->slices()[slice.index].operation == Operation::kReduceScatter) {
@@ -357,7 +357,7 @@ bool Scheduler::isReady(SliceKey slice) const {
   HVDO_CHECK(
       slice.index < model.state.size(), "slice ", slice.index, " of model ", slice.model,
       ", which has ", model.state.size(), ": ranks have different models, or a message is wrong");
-  return model.state[slice.index] == SliceState::kReady;
+  return model.state[slice.index] == SlicePhase::kReady;
 }
 
 bool Scheduler::isPending(TensorKey tensor) const {
@@ -387,7 +387,7 @@ void Scheduler::appendState(StateWords& words) const {
   for (const auto& model : models_) {
     words.push_back(model ? 1 + model->planned : 0);
     if (model) {
-      for (const SliceState state : model->state) {
+      for (const SlicePhase state : model->state) {
         words.push_back(static_cast<std::uint64_t>(state));
       }
       words.insert(words.end(), model->offered.begin(), model->offered.end());

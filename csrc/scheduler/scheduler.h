@@ -130,13 +130,13 @@ class Scheduler final {
   void appendState(StateWords& words) const;
 
  private:
-  enum class SliceState : std::uint8_t { kWaiting, kReady, kInFlight };
+  enum class SlicePhase : std::uint8_t { kWaiting, kReady, kInFlight };
 
   struct ModelState {
     std::shared_ptr<const SliceLayout> layout;
     std::vector<SliceIndex> plan;
     std::size_t planned = 0;                // place in `plan` of the slice to issue next
-    std::vector<SliceState> state;          // by slice
+    std::vector<SlicePhase> state;          // by slice
     std::vector<std::uint8_t> offered;      // by slice; kPlanned only
     std::vector<std::uint32_t> toCome;      // by slice: its tensors not ready, slices not done
     std::vector<std::uint32_t> slicesToGo;  // by tensor: its unfinished slices; 0 when idle

@@ -66,7 +66,7 @@ void Subtree::report(SliceKey slice, std::vector<SliceKey>& complete) {
   if (!reports_) {
     return;
   }
-  Counts& counts = grownAt(counts_, slice);
+  SliceRounds& counts = grownAt(counts_, slice);
   Round least = counts.ready;
   for (Child& child : children_) {
     if (child.heard) {
@@ -80,8 +80,8 @@ void Subtree::report(SliceKey slice, std::vector<SliceKey>& complete) {
 
 void Subtree::startReports(std::span<const SliceKey> undecided, std::vector<SliceKey>& complete) {
   reports_ = true;
-  for (std::vector<Counts>& model : counts_) {
-    for (Counts& counts : model) {
+  for (std::vector<SliceRounds>& model : counts_) {
+    for (SliceRounds& counts : model) {
       counts.reported = counts.decided;
     }
   }
@@ -116,8 +116,9 @@ void Subtree::hear(Child& child) {
   child.reported.resize(counts_.size());
   for (ModelId model = 0; model < counts_.size(); ++model) {
     child.reported[model].assign(counts_[model].size(), 0);
-    std::ranges::transform(
-        counts_[model], child.reported[model].begin(), [](const Counts& c) { return c.decided; });
+    std::ranges::transform(counts_[model], child.reported[model].begin(), [](const SliceRounds& c) {
+      return c.decided;
+    });
   }
 }
 
@@ -155,7 +156,7 @@ void Subtree::appendState(StateWords& words) const {
   for (ModelId model = 0; model < counts_.size(); ++model) {
     words.push_back(counts_[model].size());
     for (SliceIndex slice = 0; slice < counts_[model].size(); ++slice) {
-      const Counts& counts = counts_[model][slice];
+      const SliceRounds& counts = counts_[model][slice];
       words.push_back(counts.ready - counts.decided);
       words.push_back(reports_ ? counts.reported - counts.decided : 0);
     }

@@ -68,7 +68,7 @@ class Subtree final {
  private:
   using Round = std::uint32_t; // number of rounds of a slice, from the start
 
-  struct Counts {
+  struct SliceRounds {
     Round ready = 0;    // on this rank
     Round decided = 0;  // passed to the children
     Round reported = 0; // to the parent, or decided before reports began
@@ -86,7 +86,7 @@ class Subtree final {
   bool reports_;
   int heard_ = 0;
   std::vector<Child> children_;
-  std::vector<std::vector<Counts>> counts_; // by model and slice
+  std::vector<std::vector<SliceRounds>> counts_; // by model and slice
   std::vector<SliceMessage> messages_;
 };
 

@@ -9,24 +9,25 @@
 
 namespace hvd_order {
 
+/// What a control message is, and what its words are.
+enum class MessageKind : std::uint32_t {
+  kSlices,  ///< words: number of the agreement (AgreementSequence), then slices (SliceKey::word)
+  kQuery,   ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
+            ///< tensor, ready count) for each gradient
+  kReply,   ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)
+            ///< for each gradient that the answering rank lacks
+  kFailed,  ///< words: class and text of an error: the job failed on the sender
+  kLeave,   ///< no words: the sender shuts down without an error
+  kBarrier, ///< sent before kLeave, like the next two; see ShutdownBarrier
+  kFinished,
+  kMissing,
+  kActivity, ///< follows a kReply; words: asking rank, number of the inquiry, answering rank,
+             ///< then a text (engine/activity.h): what the answering rank waits in
+};
+
 /// A short message between two ranks, separate from the data.
 struct ControlMessage {
-  enum class Kind : std::uint32_t {
-    kSlices,  ///< words: number of the agreement (AgreementSequence), then slices (SliceKey::word)
-    kQuery,   ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
-              ///< tensor, ready count) for each gradient
-    kReply,   ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)
-              ///< for each gradient that the answering rank lacks
-    kFailed,  ///< words: class and text of an error: the job failed on the sender
-    kLeave,   ///< no words: the sender shuts down without an error
-    kBarrier, ///< sent before kLeave, like the next two; see ShutdownBarrier
-    kFinished,
-    kMissing,
-    kActivity, ///< follows a kReply; words: asking rank, number of the inquiry, answering rank,
-               ///< then a text (engine/activity.h): what the answering rank waits in
-  };
-
-  Kind kind;
+  MessageKind kind;
   std::vector<std::uint32_t> words;
 };
 

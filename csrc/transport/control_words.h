@@ -76,7 +76,7 @@ class ControlWords final {
   }
 
   Rank from_;
-  ControlMessage::Kind kind_;
+  MessageKind kind_;
   std::span<const std::uint32_t> words_;
 };
 

@@ -32,7 +32,7 @@ void EventWatcher::add(std::size_t queue, std::shared_ptr<DeviceEvent> event, Th
   state_->wakeUp.notify_one();
 }
 
-void EventWatcher::run(State& state, std::chrono::microseconds pause) {
+void EventWatcher::run(WatcherState& state, std::chrono::microseconds pause) {
   nameThisThread("hvdo events");
   std::unique_lock lock(state.mutex);
   while (!state.stop) {
@@ -58,7 +58,7 @@ void EventWatcher::run(State& state, std::chrono::microseconds pause) {
         ++i;
         continue;
       }
-      Entry entry = std::move(state.queues[i].front());
+      WatchedEvent entry = std::move(state.queues[i].front());
       state.queues[i].pop_front();
       --state.outstanding;
       any = true;

@@ -45,17 +45,17 @@ class EventWatcher final {
   void add(std::size_t queue, std::shared_ptr<DeviceEvent> event, Then then);
 
  private:
-  struct Entry {
+  struct WatchedEvent {
     std::shared_ptr<DeviceEvent> event;
     Then then;
   };
 
   /// Shared with the thread, so that it outlives a watcher that is destroyed by a function that
   /// the thread called.
-  struct State {
+  struct WatcherState {
     std::mutex mutex; // guards all below
     std::condition_variable wakeUp;
-    std::vector<std::deque<Entry>> queues;
+    std::vector<std::deque<WatchedEvent>> queues;
     std::size_t outstanding = 0;
     bool stop = false;
   };
@@ -64,9 +64,9 @@ class EventWatcher final {
   // Polling without a pause would take a core from the data loader.
   static constexpr std::chrono::microseconds kPause{20};
 
-  static void run(State& state, std::chrono::microseconds pause);
+  static void run(WatcherState& state, std::chrono::microseconds pause);
 
-  std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::shared_ptr<WatcherState> state_ = std::make_shared<WatcherState>();
   std::thread thread_;
 };
 

@@ -22,10 +22,10 @@ namespace {
 
 constexpr std::size_t kContentWords = kFrameWords - 1; // without the last
 constexpr std::size_t kHeaderWords = 2;
-constexpr auto kText = static_cast<ControlMessage::Kind>(0);
-constexpr auto kLastKind = ControlMessage::Kind::kActivity;
+constexpr auto kText = static_cast<MessageKind>(0);
+constexpr auto kLastKind = MessageKind::kActivity;
 
-bool isKnown(ControlMessage::Kind kind) {
+bool isKnown(MessageKind kind) {
   return kind <= kLastKind || kind == kParting;
 }
 
@@ -55,7 +55,7 @@ std::optional<ControlMessage> Assembly::add(Rank from, std::span<const std::uint
   }
   std::span<const std::uint32_t> words = frame.first(kContentWords);
   if (missing_ == 0) {
-    message_ = {static_cast<ControlMessage::Kind>(words[0]), {}};
+    message_ = {static_cast<MessageKind>(words[0]), {}};
     if (!isKnown(message_.kind) || words[1] > kMostMessageWords) {
       ControlWords::refuseMessage(
           from, concat("kind ", words[0]), concat("it claims to have ", words[1], " words"));

@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kArrived = 1;
 /// The most words that a message can have.
 inline constexpr std::size_t kMostMessageWords = std::size_t{1} << 25;
 /// A channel's own message to a neighbour that it parts from.
-inline constexpr auto kParting = static_cast<ControlMessage::Kind>(0xffffffff);
+inline constexpr auto kParting = static_cast<MessageKind>(0xffffffff);
 
 /// The words of a message's frames, one frame after the other.
 /// @throws BrokenInvariant if the message has too many words.
@@ -37,7 +37,7 @@ class Assembly final {
   std::size_t missing_ = 0; // words of message_ that are still to come
 };
 
-/// A text as a control message (MessageStar).
+/// A text as a control message (TextStar).
 ControlMessage wrapText(const std::string& text);
 /// @throws MalformedMessage if the message holds no text.
 std::string unwrapText(Rank from, const ControlMessage& message);

@@ -231,7 +231,7 @@ class C10dControl(ControlChannel):
     def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
 
 @final
-class MessageStar:
+class TextStar:
     """Texts between rank 0 and every other rank over a Gloo process group that has no other user.
 
     Thread safety: all methods may be called from any thread, ``next`` from one.

@@ -842,7 +842,7 @@ TEST(aGradientThatComesWhileAnotherThreadDrivesIsWatchedAsWell) {
   options.warn = [](const std::string&) {};
   const auto engine = std::make_shared<Engine>(options, world->transport(0), control);
   engine->start();
-  std::thread listener([&] { control->hear(1, {ControlMessage::Kind::kSlices, {0}}); });
+  std::thread listener([&] { control->hear(1, {MessageKind::kSlices, {0}}); });
   control->sending.wait(); // of the answer: the listener drives
   const auto layout = std::make_shared<SliceLayout>(kTwo, 64);
   std::vector<float> values(static_cast<std::size_t>(layout->bufferBytes().front()) / 4, 0.0F);
@@ -919,7 +919,7 @@ TEST(aRankMayLeaveInPeace) {
     const auto listener = world->control(2);
     listener->start(
         [&](Rank, const ControlMessage& message) {
-          if (message.kind == ControlMessage::Kind::kReply) {
+          if (message.kind == MessageKind::kReply) {
             end.set_value();
           }
         },
@@ -927,7 +927,7 @@ TEST(aRankMayLeaveInPeace) {
     engines[static_cast<std::size_t>(leaver)]->shutdown();
     world->killRank(leaver); // its process ends and its connections break
     if (leaver != 0) {
-      world->control(0)->send(2, {ControlMessage::Kind::kReply, {}});
+      world->control(0)->send(2, {MessageKind::kReply, {}});
     }
     end.get_future().wait();
     engines[static_cast<std::size_t>(1 - leaver)]->check();
@@ -1116,12 +1116,11 @@ TEST(aFailedTransferIsAnErrorOnEveryRank) {
 }
 
 TEST(aMalformedMessageIsAFailureThatNamesItsSender) {
-  using Kind = ControlMessage::Kind;
   const std::vector<ControlMessage> wrong{
-      {Kind::kSlices, {}},         {Kind::kSlices, {0, SliceKey{0, 4000}.word()}},
-      {Kind::kQuery, {1}},         {Kind::kReply, {5, 0, 0}},
-      {Kind::kBarrier, {1}},       {Kind::kLeave, {1}},
-      {static_cast<Kind>(99), {}},
+      {MessageKind::kSlices, {}},         {MessageKind::kSlices, {0, SliceKey{0, 4000}.word()}},
+      {MessageKind::kQuery, {1}},         {MessageKind::kReply, {5, 0, 0}},
+      {MessageKind::kBarrier, {1}},       {MessageKind::kLeave, {1}},
+      {static_cast<MessageKind>(99), {}},
   };
   for (const ControlMessage& message : wrong) {
     EngineOptions options;

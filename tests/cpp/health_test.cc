@@ -7,8 +7,6 @@ namespace hvd_order {
 
 namespace {
 
-using Kind = ControlMessage::Kind;
-
 // Slices of 64 bytes: weight and bias share the first, embedding has two of its own.
 std::shared_ptr<const SliceLayout> layout() {
   return std::make_shared<SliceLayout>(
@@ -254,13 +252,13 @@ TEST(aMessageThatIsTooShortOrNamesNoRankIsRefused) {
     return CHECK_THROWS(
         MalformedMessage, world.health(rank).received(world.scheduler(rank), from, message));
   };
-  for (const Kind kind : {Kind::kQuery, Kind::kReply}) {
+  for (const MessageKind kind : {MessageKind::kQuery, MessageKind::kReply}) {
     CHECK_CONTAINS(refused(0, {kind, {}}), "rank 1 sent a malformed control message");
     CHECK_CONTAINS(refused(0, {kind, {77, 1, 0}}), "the asking rank is 77");
     CHECK_CONTAINS(refused(0, {kind, {1, 1, 1, 0, 0, 0}}), "words are left");
   }
-  CHECK_CONTAINS(refused(0, {Kind::kQuery, {0, 1}}), "it asks for rank 0");
-  CHECK_CONTAINS(refused(1, {Kind::kReply, {1, 0, 9}}), "the answering rank is 9");
+  CHECK_CONTAINS(refused(0, {MessageKind::kQuery, {0, 1}}), "it asks for rank 0");
+  CHECK_CONTAINS(refused(1, {MessageKind::kReply, {1, 0, 9}}), "the answering rank is 9");
 }
 
 TEST(tensorsOfAnotherShapeAreMissingAndHaveNoName) {
@@ -268,11 +266,11 @@ TEST(tensorsOfAnotherShapeAreMissingAndHaveNoName) {
   world.scheduler(1).tensorReady({0, 0});
   world.health(1).ask(world.scheduler(1), {{0, 0}});
   world.health(1).received(
-      world.scheduler(1), 0, {Kind::kReply, {1, 1, 0, 0, 50, 9, 0}}); // and model 9
+      world.scheduler(1), 0, {MessageKind::kReply, {1, 1, 0, 0, 50, 9, 0}}); // and model 9
   const std::string report = world.health(1).report(world.scheduler(1));
   CHECK_CONTAINS(report, "tensor 50 of model 0 has not been produced on rank 0");
   const auto answers =
-      world.health(0).received(world.scheduler(0), 1, {Kind::kQuery, {1, 1, 0, 50, 1}});
+      world.health(0).received(world.scheduler(0), 1, {MessageKind::kQuery, {1, 1, 0, 50, 1}});
   CHECK_EQUAL(answers.at(0).message.words.size(), std::size_t{5});
 }
 

@@ -8,10 +8,8 @@ namespace hvd_order {
 
 namespace {
 
-using Kind = ControlMessage::Kind;
-
 ControlMessage numbered(std::size_t words) {
-  ControlMessage message{Kind::kSlices, {}};
+  ControlMessage message{MessageKind::kSlices, {}};
   for (std::size_t i = 0; i < words; ++i) {
     message.words.push_back(static_cast<std::uint32_t>(i + 1));
   }
@@ -70,12 +68,12 @@ TEST(aTextIsAsLongAsItsWords) {
       CHECK_THROWS(MalformedMessage, unwrapText(2, message)), "a text of 4000 bytes in 2 words");
   message.words.clear();
   CHECK_CONTAINS(CHECK_THROWS(MalformedMessage, unwrapText(2, message)), "it ends before");
-  message.kind = Kind::kReply;
+  message.kind = MessageKind::kReply;
   CHECK_CONTAINS(CHECK_THROWS(MalformedMessage, unwrapText(2, message)), "a text was expected");
 }
 
 TEST(wordsAreReadAsFarAsTheyGo) {
-  const ControlMessage message{Kind::kQuery, {1, 9, 2, 3}};
+  const ControlMessage message{MessageKind::kQuery, {1, 9, 2, 3}};
   ControlWords words(5, message);
   CHECK_EQUAL(words.nextRank(2, "a rank"), 1);
   CHECK_CONTAINS(

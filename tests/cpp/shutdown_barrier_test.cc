@@ -14,8 +14,6 @@ namespace hvd_order {
 
 namespace {
 
-using Kind = ControlMessage::Kind;
-
 class World {
  public:
   explicit World(int size) : size_(size), done(static_cast<std::size_t>(size), 0) {
@@ -35,7 +33,7 @@ class World {
   void go(Rank rank) {
     for (Rank other = 0; other < size_; ++other) {
       if (other != rank && (rank == 0 || other == 0)) {
-        lines_[{rank, other}].push_back({ControlMessage::Kind::kLeave, {}});
+        lines_[{rank, other}].push_back({MessageKind::kLeave, {}});
       }
     }
   }
@@ -53,7 +51,7 @@ class World {
     const auto line = filled[random() % filled.size()];
     const ControlMessage message = lines_[line].front();
     lines_[line].pop_front();
-    if (message.kind == ControlMessage::Kind::kLeave) {
+    if (message.kind == MessageKind::kLeave) {
       post(line.second, at(line.second).gone(line.first));
     } else {
       post(line.second, at(line.second).received(line.first, message));
@@ -209,15 +207,15 @@ TEST(aFarewellTakesAFewMessagesForEachRank) {
 TEST(aMessageThatIsTooShortOrNamesNoRankIsRefused) {
   ShutdownBarrier leader(0, 2);
   ShutdownBarrier other(1, 2);
-  for (const Kind kind : {Kind::kBarrier, Kind::kFinished}) {
+  for (const MessageKind kind : {MessageKind::kBarrier, MessageKind::kFinished}) {
     CHECK_CONTAINS(
         CHECK_THROWS(MalformedMessage, leader.received(1, {kind, {7}})),
         "rank 1 sent a malformed control message");
     CHECK_THROWS(MalformedMessage, other.received(0, {kind, {}}));
     CHECK_THROWS(MalformedMessage, other.received(0, {kind, {0, 1, 2}}));
   }
-  CHECK_THROWS(MalformedMessage, other.received(0, {Kind::kMissing, {2}}));
-  CHECK_THROWS(MalformedMessage, leader.received(1, {Kind::kMissing, {2}}));
+  CHECK_THROWS(MalformedMessage, other.received(0, {MessageKind::kMissing, {2}}));
+  CHECK_THROWS(MalformedMessage, leader.received(1, {MessageKind::kMissing, {2}}));
   CHECK(!other.isAnswered());
   CHECK(!other.mayLeave());
 }

@@ -15,35 +15,40 @@ namespace {
 using namespace hvd_order;
 
 template <typename Function>
-const char* enqueue(const Piece* pieces, std::size_t count, void* stream, Function&& each) {
+const char* enqueue(const KernelArray* arrays, std::size_t count, void* stream, Function&& each) {
   ++counts().kernelLaunches;
   const auto id = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(stream)) - 1;
-  Device::get().stream(id).enqueue([pieces = std::vector(pieces, pieces + count),
+  Device::get().stream(id).enqueue([arrays = std::vector(arrays, arrays + count),
                                     each = std::forward<Function>(each)]() mutable {
-    for (const Piece& piece : pieces) {
-      each(piece);
+    for (const KernelArray& array : arrays) {
+      each(array);
     }
   });
   return nullptr;
 }
 
-const char*
-pack(const Piece* pieces, std::size_t count, Format from, Format to, float scale, void* stream) {
-  return enqueue(pieces, count, stream, [=](const Piece& piece) {
-    packOnHost(piece, 0, piece.count, from, to, scale);
+const char* pack(
+    const KernelArray* arrays,
+    std::size_t count,
+    Format from,
+    Format to,
+    float scale,
+    void* stream) {
+  return enqueue(arrays, count, stream, [=](const KernelArray& array) {
+    packOnHost(array, 0, array.count, from, to, scale);
   });
 }
 
 const char* unpack(
-    const Piece* pieces,
+    const KernelArray* arrays,
     std::size_t count,
     Format from,
     float scale,
     double* squares,
     void* stream) {
-  return enqueue(pieces, count, stream, [=](const Piece& piece) mutable {
-    for (std::int64_t chunk = 0; chunk < chunksOf(piece.count); ++chunk) {
-      unpackOnHost(piece, chunk, from, scale, squares);
+  return enqueue(arrays, count, stream, [=](const KernelArray& array) mutable {
+    for (std::int64_t chunk = 0; chunk < chunksOf(array.count); ++chunk) {
+      unpackOnHost(array, chunk, from, scale, squares);
       squares += squares == nullptr ? 0 : 1;
     }
   });

@@ -22,8 +22,6 @@ using namespace hvd_order;
 
 namespace {
 
-using Kind = ControlMessage::Kind;
-
 /// The input, read from its beginning; zeros behind its end.
 class Input {
  public:
@@ -97,7 +95,7 @@ struct RankParts {
 
   void handle(Rank from, const ControlMessage& message) {
     switch (message.kind) {
-      case Kind::kSlices: {
+      case MessageKind::kSlices: {
         ControlWords words(from, message);
         const std::uint32_t number = words.next("the number of its agreement");
         std::vector<SliceKey> slices;
@@ -109,20 +107,20 @@ struct RankParts {
         agreements.received(from, number, slices);
         break;
       }
-      case Kind::kQuery:
-      case Kind::kReply:
+      case MessageKind::kQuery:
+      case MessageKind::kReply:
         answered(health.received(scheduler(), from, message));
         break;
-      case Kind::kFailed:
+      case MessageKind::kFailed:
         require(unpackFailure(message.words) != nullptr);
         break;
-      case Kind::kLeave:
+      case MessageKind::kLeave:
         ControlWords(from, message).end();
         answered(barrier.gone(from));
         break;
-      case Kind::kBarrier:
-      case Kind::kFinished:
-      case Kind::kMissing:
+      case MessageKind::kBarrier:
+      case MessageKind::kFinished:
+      case MessageKind::kMissing:
         answered(barrier.received(from, message));
         for (const Rank rank : barrier.missing()) {
           require(rank >= 0 && rank < size);
@@ -182,7 +180,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         own.answered(own.barrier.ask());
         continue;
       }
-      ControlMessage message{static_cast<Kind>(input.byte() % 9), {}};
+      ControlMessage message{static_cast<MessageKind>(input.byte() % 9), {}};
       const std::size_t words = input.byte();
       for (std::size_t i = 0; i < words && !input.empty(); ++i) {
         message.words.push_back(input.word());

@@ -54,11 +54,11 @@ add_mutant(subtree_does_not_wait_for_its_children subtree.cc
   [[least = std::min(least, grownAt(child.reported, slice));]]
   [[]])
 add_mutant(subtree_counts_a_round_too_many_when_it_starts_to_hear subtree.cc
-  [[return c.decided; });]]
-  [[return c.decided + 1; });]])
+  [[return c.decided;]]
+  [[return c.decided + 1;]])
 add_mutant(subtree_counts_a_decided_round_as_lacking_when_it_starts_to_hear subtree.cc
-  [[return c.decided; });]]
-  [[return c.decided - (c.decided > 0 ? 1 : 0); });]])
+  [[return c.decided;]]
+  [[return c.decided - (c.decided > 0 ? 1 : 0);]])
 add_mutant(subtree_waits_for_a_child_that_it_no_longer_hears subtree.cc
   [[      report({model, slice}, complete);
 ]]
@@ -136,7 +136,7 @@ add_mutant(gather_does_not_wait_for_the_sum scheduler.cc
       count(m, {tensor.model, slice});
     }
 ]]
-  [[    if (m.state[slice] == SliceState::kWaiting && m.toCome[slice] > 0) {
+  [[    if (m.state[slice] == SlicePhase::kWaiting && m.toCome[slice] > 0) {
       count(m, {tensor.model, slice});
     }
 ]])

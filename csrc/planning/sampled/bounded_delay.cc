@@ -174,7 +174,7 @@ std::vector<WaitingUpdate> BoundedDelay::waitingUpdates(
   return updates;
 }
 
-// Admits the first candidate whose line has room; if none has, the waiter is called when one has.
+// Admits the first candidate whose connection has room; if none has, the waiter is called when one has.
 void BoundedDelay::admitOneOf(
     SimulatedTensor& tensor,
     TensorId number,

@@ -91,7 +91,7 @@ class BoundedDelay final {
     std::optional<SimulatedAdmission> admission;
     std::optional<SimulatedAdmission> arrived; // waits to be applied: nothing is admitted meanwhile
   };
-  /// What a server knows of the lines that lead to it.
+  /// What a server knows of the connections that lead to it.
   struct Room {
     PushWindows windows;       // of workers
     PushWindows helperWindows; // by server

@@ -10,9 +10,9 @@ namespace hvd_order {
 namespace {
 
 template <typename From, typename To>
-void scaleAll(const Piece& piece, std::int64_t begin, std::int64_t end, float scale) {
-  const auto* from = static_cast<const typename From::Stored*>(piece.from);
-  auto* to = static_cast<typename To::Stored*>(piece.to);
+void scaleAll(const KernelArray& array, std::int64_t begin, std::int64_t end, float scale) {
+  const auto* from = static_cast<const typename From::Stored*>(array.from);
+  auto* to = static_cast<typename To::Stored*>(array.to);
   runOnWidestVectors([=]() HVDO_INLINE {
     for (std::int64_t i = begin; i < end; ++i) {
       to[i] = scaled<From, To>(from[i], scale);
@@ -21,10 +21,10 @@ void scaleAll(const Piece& piece, std::int64_t begin, std::int64_t end, float sc
 }
 
 template <typename To>
-void feedBack(const Piece& piece, std::int64_t begin, std::int64_t end, float scale) {
-  const auto* __restrict from = static_cast<const float*>(piece.from);
-  auto* __restrict to = static_cast<typename To::Stored*>(piece.to);
-  float* __restrict residual = piece.residual;
+void feedBack(const KernelArray& array, std::int64_t begin, std::int64_t end, float scale) {
+  const auto* __restrict from = static_cast<const float*>(array.from);
+  auto* __restrict to = static_cast<typename To::Stored*>(array.to);
+  float* __restrict residual = array.residual;
   runOnWidestVectors([=]() HVDO_INLINE {
     for (std::int64_t i = begin; i < end; ++i) {
       to[i] = withFeedback<To>(from[i], scale, residual[i]);
@@ -49,27 +49,27 @@ double sumOfSquares(const float* values, std::int64_t count) {
 } // namespace
 
 bool packOnHost(
-    const Piece& piece,
+    const KernelArray& array,
     std::int64_t begin,
     std::int64_t end,
     Format from,
     Format to,
     float scale) {
-  if (piece.residual != nullptr) {
+  if (array.residual != nullptr) {
     if (from != Format::kFloat32 || to == Format::kFloat32) {
       return false;
     }
-    (to == Format::kBfloat16 ? feedBack<Bfloat16> : feedBack<Float16>)(piece, begin, end, scale);
+    (to == Format::kBfloat16 ? feedBack<Bfloat16> : feedBack<Float16>)(array, begin, end, scale);
     return true;
   }
   if (from == Format::kFloat32 && to == Format::kFloat32) {
-    scaleAll<Float32, Float32>(piece, begin, end, scale);
+    scaleAll<Float32, Float32>(array, begin, end, scale);
   } else if (from == Format::kFloat32) {
     (to == Format::kBfloat16 ? scaleAll<Float32, Bfloat16>
-                             : scaleAll<Float32, Float16>)(piece, begin, end, scale);
+                             : scaleAll<Float32, Float16>)(array, begin, end, scale);
   } else if (from == to) {
     (to == Format::kBfloat16 ? scaleAll<Bfloat16, Bfloat16>
-                             : scaleAll<Float16, Float16>)(piece, begin, end, scale);
+                             : scaleAll<Float16, Float16>)(array, begin, end, scale);
   } else {
     return false;
   }
@@ -77,17 +77,17 @@ bool packOnHost(
 }
 
 void unpackOnHost(
-    const Piece& piece,
+    const KernelArray& array,
     std::int64_t chunk,
     Format from,
     float scale,
     double* square) {
   const std::int64_t begin = chunk * kChunkElements;
-  const std::int64_t end = std::min(begin + kChunkElements, piece.count);
+  const std::int64_t end = std::min(begin + kChunkElements, array.count);
   (from == Format::kBfloat16 ? scaleAll<Bfloat16, Float32>
-                             : scaleAll<Float16, Float32>)(piece, begin, end, scale);
+                             : scaleAll<Float16, Float32>)(array, begin, end, scale);
   if (square != nullptr) {
-    *square = sumOfSquares(static_cast<const float*>(piece.to) + begin, end - begin);
+    *square = sumOfSquares(static_cast<const float*>(array.to) + begin, end - begin);
   }
 }
 

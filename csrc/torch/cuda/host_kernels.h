@@ -6,18 +6,23 @@
 // operators of PyTorch.
 namespace hvd_order {
 
-/// `KernelTable::pack` for the elements [begin, end) of one piece.
+/// `KernelTable::pack` for the elements [begin, end) of one array.
 /// @return false if there is no such kernel.
 bool packOnHost(
-    const Piece& piece,
+    const KernelArray& array,
     std::int64_t begin,
     std::int64_t end,
     Format from,
     Format to,
     float scale);
 
-/// `KernelTable::unpack` for one chunk of one piece. @param square null, or where its sum of
+/// `KernelTable::unpack` for one chunk of one array. @param square null, or where its sum of
 /// squares goes.
-void unpackOnHost(const Piece& piece, std::int64_t chunk, Format from, float scale, double* square);
+void unpackOnHost(
+    const KernelArray& array,
+    std::int64_t chunk,
+    Format from,
+    float scale,
+    double* square);
 
 } // namespace hvd_order

@@ -11,7 +11,7 @@ namespace hvd_order {
 enum class Format : std::int32_t { kFloat32, kBfloat16, kFloat16 };
 
 /// One array of elements and where it goes.
-struct Piece {
+struct KernelArray {
   const void* from;
   void* to;
   float* residual; ///< of `pack` with error feedback; else null
@@ -30,22 +30,22 @@ struct KernelTable {
   static constexpr const char* kCapsule = "hvd_order.KernelTable"; ///< name of its PyCapsule
 
   std::int32_t version;
-  /// Enqueues to = cast(scale * from), or with residuals what `elements.h` says, for all pieces.
+  /// Enqueues to = cast(scale * from), or with residuals what `elements.h` says, for all arrays.
   /// `from` is float32, or of the format of `to`. The device of `stream` must be current.
   /// @return null, or the error in words.
   const char* (*pack)(
-      const Piece* pieces,
+      const KernelArray* arrays,
       std::size_t count,
       Format from,
       Format to,
       float scale,
       void* stream);
-  /// Enqueues to = scale * float32(from) for all pieces; `from` has 16 bits, `to` is float32.
+  /// Enqueues to = scale * float32(from) for all arrays; `from` has 16 bits, `to` is float32.
   /// @param squares null, or the sum of squares of what was put into `to`, one for each chunk,
-  /// piece
-  ///   after piece.
+  /// array
+  ///   after array.
   const char* (*unpack)(
-      const Piece* pieces,
+      const KernelArray* arrays,
       std::size_t count,
       Format from,
       float scale,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kGroupsPerChunk = kChunkElements / kGroup;
 constexpr int kWarp = 32;
-// The table of pieces is an argument of the kernel, so no copy precedes the launch. Small launches
+// The table of arrays is an argument of the kernel, so no copy precedes the launch. Small launches
 // are common, and a launch copies the whole argument.
 constexpr int kFew = 32;
 constexpr int kMany = 800; // 32 bytes each; an argument has at most 32,764
@@ -23,7 +23,7 @@ struct Entry {
   const void* from;
   void* to;
   float* residual;
-  std::int32_t firstChunk; // number of the chunks of the pieces before
+  std::int32_t firstChunk; // number of the chunks of the arrays before
   std::int32_t last;       // elements of the last chunk
 };
 
@@ -34,7 +34,7 @@ struct Table {
   std::int32_t chunks;
 };
 
-/// The part of one piece that a block of threads works on.
+/// The part of one array that a block of threads works on.
 template <typename From, typename To>
 struct Chunk {
   const From* from;
@@ -197,22 +197,22 @@ __global__ void __launch_bounds__(kLanes)
   }
 }
 
-/// Calls launch(table, stream) for tables of up to kCapacity pieces.
+/// Calls launch(table, stream) for tables of up to kCapacity arrays.
 template <int kCapacity, typename Launch>
-const char* inTables(const Piece* pieces, std::size_t count, const Launch& launch) {
+const char* inTables(const KernelArray* arrays, std::size_t count, const Launch& launch) {
   std::size_t next = 0;
   while (next < count) {
     Table<kCapacity> table{};
     std::int64_t chunks = 0;
     for (; next < count && table.count < kCapacity; ++next) {
-      const Piece& piece = pieces[next];
-      if (piece.count == 0) {
+      const KernelArray& array = arrays[next];
+      if (array.count == 0) {
         continue;
       }
       table.entries[table.count++] = {
-          piece.from, piece.to, piece.residual, static_cast<std::int32_t>(chunks),
-          static_cast<std::int32_t>((piece.count - 1) % kChunkElements + 1)};
-      chunks += chunksOf(piece.count);
+          array.from, array.to, array.residual, static_cast<std::int32_t>(chunks),
+          static_cast<std::int32_t>((array.count - 1) % kChunkElements + 1)};
+      chunks += chunksOf(array.count);
     }
     if (chunks > INT32_MAX) {
       return "more than 8 * 10^12 elements in one launch";
@@ -227,37 +227,43 @@ const char* inTables(const Piece* pieces, std::size_t count, const Launch& launc
 }
 
 template <typename Launch>
-const char* inTables(const Piece* pieces, std::size_t count, const Launch& launch) {
-  return count <= kFew ? inTables<kFew>(pieces, count, launch)
-                       : inTables<kMany>(pieces, count, launch);
+const char* inTables(const KernelArray* arrays, std::size_t count, const Launch& launch) {
+  return count <= kFew ? inTables<kFew>(arrays, count, launch)
+                       : inTables<kMany>(arrays, count, launch);
 }
 
 template <typename From, typename To, bool kFeedback = false>
-const char* launchPack(const Piece* pieces, std::size_t count, float scale, cudaStream_t stream) {
-  return inTables(pieces, count, [&](const auto& table) {
+const char*
+launchPack(const KernelArray* arrays, std::size_t count, float scale, cudaStream_t stream) {
+  return inTables(arrays, count, [&](const auto& table) {
     packKernel<From, To, kFeedback><<<table.chunks, kLanes, 0, stream>>>(table, scale);
   });
 }
 
 template <typename From>
 const char* launchUnpack(
-    const Piece* pieces,
+    const KernelArray* arrays,
     std::size_t count,
     float scale,
     double* squares,
     cudaStream_t stream) {
-  return inTables(pieces, count, [&](const auto& table) {
+  return inTables(arrays, count, [&](const auto& table) {
     unpackKernel<From><<<table.chunks, kLanes, 0, stream>>>(table, scale, squares);
     squares += squares == nullptr ? 0 : table.chunks;
   });
 }
 
-const char*
-pack(const Piece* pieces, std::size_t count, Format from, Format to, float scale, void* stream) {
+const char* pack(
+    const KernelArray* arrays,
+    std::size_t count,
+    Format from,
+    Format to,
+    float scale,
+    void* stream) {
   const auto run = [&](auto* launch) {
-    return launch(pieces, count, scale, static_cast<cudaStream_t>(stream));
+    return launch(arrays, count, scale, static_cast<cudaStream_t>(stream));
   };
-  const bool feedback = count > 0 && pieces[0].residual != nullptr;
+  const bool feedback = count > 0 && arrays[0].residual != nullptr;
   if (from == Format::kFloat32) {
     switch (to) {
       case Format::kFloat32:
@@ -277,14 +283,14 @@ pack(const Piece* pieces, std::size_t count, Format from, Format to, float scale
 }
 
 const char* unpack(
-    const Piece* pieces,
+    const KernelArray* arrays,
     std::size_t count,
     Format from,
     float scale,
     double* squares,
     void* stream) {
   const auto launch = from == Format::kBfloat16 ? &launchUnpack<Bfloat16> : &launchUnpack<Float16>;
-  return launch(pieces, count, scale, squares, static_cast<cudaStream_t>(stream));
+  return launch(arrays, count, scale, squares, static_cast<cudaStream_t>(stream));
 }
 
 } // namespace

@@ -21,12 +21,12 @@
 // A packing is a copy that scales, may cast to 16 bits, and may add what earlier casts lost
 // (residual). Kernels do this for float32 and the two 16-bit formats if both tensors have their
 // elements in one order: those of the host (torch/cuda/host_kernels.cc) in parallel ranges, those
-// of a device (device_kernels.h) in one launch for all pieces of a kind, because a launch costs
+// of a device (device_kernels.h) in one launch for all arrays of a kind, because a launch costs
 // more than a small gradient's copy. Everything else takes PyTorch's operators, several passes
 // over memory.
 //
-// Unpacking is the way back, and with `squares` also sums the squares of the results, for norms. A
-// piece is cut into chunks of a fixed number of elements, and each chunk gives one number. Whoever
+// Unpacking is the way back, and with `squares` also sums the squares of the results, for norms. An
+// array is cut into chunks of a fixed number of elements, and each chunk gives one number. Whoever
 // adds the numbers does so in their order.
 //
 // Invariant: host and device use the same element functions (torch/cuda/elements.h) and the same
@@ -52,7 +52,7 @@ std::optional<Format> formatOf(const at::Tensor& tensor) {
   }
 }
 
-/// What the pieces of one launch have in common.
+/// What the arrays of one launch have in common.
 struct PackLaunch {
   c10::Device device = at::kCPU;
   Format from = Format::kFloat32;
@@ -82,7 +82,7 @@ std::optional<PackLaunch> kernelFor(const Packing& packing) {
   return PackLaunch{device, *from, *to, feedback, packing.scale};
 }
 
-Piece pieceOf(const at::Tensor& from, at::Tensor to, at::Tensor residual) {
+KernelArray arrayOf(const at::Tensor& from, at::Tensor to, at::Tensor residual) {
   return {
       from.const_data_ptr(), to.mutable_data_ptr(),
       residual.defined() ? residual.mutable_data_ptr<float>() : nullptr, to.numel()};
@@ -99,18 +99,18 @@ void launchOn(const c10::Device& device, const Launch& launch) {
   }
 }
 
-void runKernel(const PackLaunch& kind, const std::vector<Piece>& pieces) {
+void runKernel(const PackLaunch& kind, const std::vector<KernelArray>& arrays) {
   const auto scale = static_cast<float>(kind.scale);
   if (!kind.device.is_cpu()) {
     launchOn(kind.device, [&](const KernelTable& kernels, void* stream) {
-      return kernels.pack(pieces.data(), pieces.size(), kind.from, kind.to, scale, stream);
+      return kernels.pack(arrays.data(), arrays.size(), kind.from, kind.to, scale, stream);
     });
     return;
   }
-  for (const Piece& piece : pieces) {
+  for (const KernelArray& array : arrays) {
     at::parallel_for(
-        0, piece.count, at::internal::GRAIN_SIZE, [&](std::int64_t begin, std::int64_t end) {
-          packOnHost(piece, begin, end, kind.from, kind.to, scale);
+        0, array.count, at::internal::GRAIN_SIZE, [&](std::int64_t begin, std::int64_t end) {
+          packOnHost(array, begin, end, kind.from, kind.to, scale);
         });
   }
 }
@@ -140,24 +140,24 @@ struct UnpackLaunch {
   c10::Device device;
   Format from;
   std::vector<std::size_t> places; // in the list of the caller
-  std::vector<Piece> pieces;
-  std::vector<std::int64_t> chunks; // of each piece
+  std::vector<KernelArray> arrays;
+  std::vector<std::int64_t> chunks; // of each array
 };
 
 void runKernel(const UnpackLaunch& launch, float scale, double* squares) {
   if (!launch.device.is_cpu()) {
     launchOn(launch.device, [&](const KernelTable& kernels, void* stream) {
       return kernels.unpack(
-          launch.pieces.data(), launch.pieces.size(), launch.from, scale, squares, stream);
+          launch.arrays.data(), launch.arrays.size(), launch.from, scale, squares, stream);
     });
     return;
   }
-  for (std::size_t i = 0; i < launch.pieces.size(); ++i) {
+  for (std::size_t i = 0; i < launch.arrays.size(); ++i) {
     const std::int64_t grain = at::internal::GRAIN_SIZE / kChunkElements;
     at::parallel_for(0, launch.chunks[i], grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t chunk = begin; chunk < end; ++chunk) {
         double* square = squares == nullptr ? nullptr : squares + chunk;
-        unpackOnHost(launch.pieces[i], chunk, launch.from, scale, square);
+        unpackOnHost(launch.arrays[i], chunk, launch.from, scale, square);
       }
     });
     squares += squares == nullptr ? 0 : launch.chunks[i];
@@ -180,7 +180,7 @@ bool isBestPackedWithOthers(const Packing& packing) {
 
 void pack(std::span<const Packing> packings) {
   const at::NoGradGuard noGrad;
-  std::vector<std::pair<PackLaunch, std::vector<Piece>>> launches;
+  std::vector<std::pair<PackLaunch, std::vector<KernelArray>>> launches;
   for (const Packing& packing : packings) {
     const std::optional<PackLaunch> kind = kernelFor(packing);
     if (!kind) {
@@ -193,10 +193,10 @@ void pack(std::span<const Packing> packings) {
     if (known == launches.end()) {
       known = launches.insert(launches.end(), {*kind, {}});
     }
-    known->second.push_back(pieceOf(packing.from, packing.to, packing.residual));
+    known->second.push_back(arrayOf(packing.from, packing.to, packing.residual));
   }
-  for (const auto& [kind, pieces] : launches) {
-    runKernel(kind, pieces);
+  for (const auto& [kind, arrays] : launches) {
+    runKernel(kind, arrays);
   }
 }
 
@@ -221,7 +221,7 @@ std::vector<at::Tensor> unpack(std::span<const Unpacking> unpackings, double sca
       known = launches.insert(launches.end(), {each.to.device(), *formatOf(each.from), {}, {}, {}});
     }
     known->places.push_back(i);
-    known->pieces.push_back(pieceOf(each.from, each.to, {}));
+    known->arrays.push_back(arrayOf(each.from, each.to, {}));
     known->chunks.push_back(chunksOf(each.to.numel()));
   }
   for (const UnpackLaunch& launch : launches) {

@@ -2,7 +2,7 @@
 
 For collectives: rank 0 decides the order in which they run (name_order.py). Messages between two
 ranks arrive in the order in which they were sent. The connections and their threads are native
-(csrc/torch/c10d/message_star.h), as those of the engine's control channel.
+(csrc/torch/c10d/text_star.h), as those of the engine's control channel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MessageStar:
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
         """Prepares the star; ``group`` is a Gloo group of all ranks with no other user."""
-        self._star = native.MessageStar(group, rank, size)
+        self._star = native.TextStar(group, rank, size)
         self._peers = range(1, size) if rank == 0 else range(1)
         self._gone: set[int] = set()  # peers that have left or are lost
         self._unheard: set[int] = set()  # peers that have sent what is no message

@@ -11,28 +11,28 @@
 
 namespace hvd_order {
 
+/// What has come from a rank. After any but kText nothing follows from it.
+enum class NewsKind {
+  kText,
+  kLost,      ///< the connection broke
+  kMalformed, ///< the rank sent what is no message
+};
+
 /// Texts between rank 0 and every other rank, for a caller that fetches what has come instead of
 /// being called: threads of this class never enter the caller's language.
-class MessageStar final {
+class TextStar final {
  public:
   struct News {
-    /// After any but kText nothing follows from this rank.
-    enum class Kind {
-      kText,
-      kLost,      ///< the connection broke
-      kMalformed, ///< the rank sent what is no message
-    };
-
     Rank from;
-    Kind kind;
+    NewsKind kind;
     std::string text; ///< the message, or the reason
   };
 
   /// @param group used by no other component.
-  MessageStar(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size);
-  ~MessageStar();
-  MessageStar(const MessageStar&) = delete;
-  MessageStar& operator=(const MessageStar&) = delete;
+  TextStar(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size);
+  ~TextStar();
+  TextStar(const TextStar&) = delete;
+  TextStar& operator=(const TextStar&) = delete;
 
   void start();
   /// Posts the text and returns. @throws PeerLost as ControlChannel::send does.

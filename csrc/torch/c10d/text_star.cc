@@ -1,4 +1,4 @@
-#include "torch/c10d/message_star.h"
+#include "torch/c10d/text_star.h"
 
 #include <utility>
 #include <vector>
@@ -23,34 +23,34 @@ std::vector<Rank> nearInStar(Rank rank, int size) {
 
 } // namespace
 
-MessageStar::MessageStar(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size)
+TextStar::TextStar(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size)
     : control_(std::move(group), rank, size, nearInStar(rank, size)) {}
 
-MessageStar::~MessageStar() {
+TextStar::~TextStar() {
   close();
 }
 
-void MessageStar::start() {
+void TextStar::start() {
   control_.start(
       [this](Rank from, const ControlMessage& message) {
-        put({from, News::Kind::kText, unwrapText(from, message)});
+        put({from, NewsKind::kText, unwrapText(from, message)});
       },
       [this](Rank from, const std::exception_ptr& error) {
-        put({from, isMalformed(error) ? News::Kind::kMalformed : News::Kind::kLost, textOf(error)});
+        put({from, isMalformed(error) ? NewsKind::kMalformed : NewsKind::kLost, textOf(error)});
       });
 }
 
-void MessageStar::send(Rank to, const std::string& text) {
+void TextStar::send(Rank to, const std::string& text) {
   control_.send(to, wrapText(text));
 }
 
-void MessageStar::put(News news) {
+void TextStar::put(News news) {
   const std::scoped_lock lock(mutex_);
   news_.push_back(std::move(news));
   changed_.notify_one();
 }
 
-std::optional<MessageStar::News> MessageStar::next() {
+std::optional<TextStar::News> TextStar::next() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return closed_ || !news_.empty(); });
   if (closed_) {
@@ -61,7 +61,7 @@ std::optional<MessageStar::News> MessageStar::next() {
   return news;
 }
 
-void MessageStar::close() noexcept {
+void TextStar::close() noexcept {
   control_.stop();
   const std::scoped_lock lock(mutex_);
   closed_ = true;
