@@ -51,7 +51,7 @@ class Settings:
     placement_group_timeout_s: float = 100.0
 
 
-class _Worker:
+class _RankActor:
     """A rank's process."""
 
     def __init__(self) -> None:
@@ -288,7 +288,7 @@ class RayExecutor:
         assert self._start is not None
         executable, args, kwargs, variables = self._start
         self._reserve(size)
-        actor = ray.remote(_Worker)
+        actor = ray.remote(_RankActor)
         started = [
             actor.options(
                 num_cpus=self._resources["CPU"],

@@ -54,7 +54,7 @@ def _file_in(folder: Path) -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
-class _Finder(MetaPathFinder):
+class _EngineFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -65,5 +65,5 @@ class _Finder(MetaPathFinder):
 
 def install() -> None:
     """Has an import of the engine take the one that fits; a second call does nothing."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+    if not any(isinstance(finder, _EngineFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_EngineFinder())

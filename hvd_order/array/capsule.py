@@ -20,7 +20,7 @@ _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -42,7 +42,7 @@ class _Versioned(ctypes.Structure):
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", _DLTensor),
     )
 
 
@@ -88,7 +88,7 @@ def exported(array: Any) -> Exported:
         tensor, shared = versioned.tensor, not versioned.flags & (_READ_ONLY | _COPIED)
     else:
         # A capsule of version 0.x begins with the tensor.
-        tensor, shared = _Tensor.from_address(_get_pointer(capsule, b"dltensor")), True
+        tensor, shared = _DLTensor.from_address(_get_pointer(capsule, b"dltensor")), True
     # Without strides the memory is contiguous; dlpack.h allows that up to version 1.1.
     strides = tensor.strides[: tensor.ndim] if tensor.strides else []
     return Exported(any(stride < 0 for stride in strides), shared)

@@ -22,8 +22,8 @@ from hvd_order.base.same_model import name_ranks
 from hvd_order.engine import job_plan, link_probe, live_exchanges
 from hvd_order.engine.job.job import Job, current, held
 from hvd_order.engine.job.request_errors import common_step
+from hvd_order.engine.ticket_lock import TicketLock
 from hvd_order.engine.transport_choice import choose_transport
-from hvd_order.engine.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class EngineHost:
         rank, size: this process's place in the set, and the size of the set.
         plan: plan given to the job, for whichever model it was made; None: no plan.
         slice_settings: the settings in use; changed in a turn only.
-        turns: turns at what all models share.
+        ticket_lock: turns at what all models share.
         models: the ids that this rank uses or is about to use.
         choice: the transport, and how it is used.
     """
@@ -117,7 +117,7 @@ class EngineHost:
         )
         self._set_issues_ahead()
         self.copier = native.GradientCopier()
-        self.turns = Turns()
+        self.ticket_lock = TicketLock()
         self.models: set[int] = set()
         self.steps = 0  # steps of all optimizers together
         # Changed in a turn, so inside a turn they are the same on all ranks.

@@ -120,15 +120,15 @@ class ModelChannel:
             HorovodInternalError: the engine has failed, or a rank does not take part.
         """
         if self._turns_held == 0:
-            turns = self.host.turns
-            ticket = self.together("its turn at what all models share", lambda _: turns.draw())
+            lock = self.host.ticket_lock
+            ticket = self.together("its turn at what all models share", lambda _: lock.draw())
             try:
-                turns.wait_for(ticket, self.host.engine.check)
+                lock.wait_for(ticket, self.host.engine.check)
                 self._turns_held = 1
                 yield
             finally:
                 self._turns_held = 0
-                turns.end(ticket)
+                lock.end(ticket)
             return
         self._turns_held += 1
         try:

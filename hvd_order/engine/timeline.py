@@ -25,19 +25,19 @@ _OFF = contextlib.nullcontext()
 _ROWS = {"queue": 1, "transfer": 2, "compute": 3, "wait": 4, "update": 5}
 
 
-class _Recording:
+class _TraceRecording:
     def __init__(self, path: str, rank: int) -> None:
         self.path = path
         self.rank = rank
         self.spans: list[dict[str, Any]] = []
 
 
-class _Timeline:
+class _JobTimeline:
     """The recording of one job, if there is one: a part of the `Job`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.recording: _Recording | None = None
+        self.recording: _TraceRecording | None = None
         job.part(Engines).before_close(self.stop)
         job.on_shutdown(self.stop)  # for a process without an engine
 
@@ -47,7 +47,7 @@ class _Timeline:
             raise ValueError(
                 f"a timeline is being recorded to {self.recording.path}; call stop_timeline() first"
             )
-        self.recording = _Recording(path, self._job.rank)
+        self.recording = _TraceRecording(path, self._job.rank)
         self._job.part(Engines).record(True)
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         ValueError: a recording is in progress.
     """
     del mark_cycles
-    process.current().part(_Timeline).start(file_path)
+    process.current().part(_JobTimeline).start(file_path)
 
 
 def stop_timeline() -> None:
@@ -98,9 +98,9 @@ def stop_timeline() -> None:
         timeline.stop()
 
 
-def _of_held_job() -> _Timeline | None:
+def _of_held_job() -> _JobTimeline | None:
     job = held()  # updates and waits that end the job are recorded too
-    return None if job is None else job.existing_part(_Timeline)
+    return None if job is None else job.existing_part(_JobTimeline)
 
 
 def _start_if_asked() -> None:
@@ -126,7 +126,9 @@ def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _span(recording: _Recording, category: str, name: str, args: dict[str, Any]) -> Iterator[None]:
+def _span(
+    recording: _TraceRecording, category: str, name: str, args: dict[str, Any]
+) -> Iterator[None]:
     start = time.monotonic_ns()
     try:
         yield

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["Placement", "RankInfo", "first_host", "placement", "rank_info"]
+__all__ = ["RankInfo", "RankPlacement", "first_host", "placement", "rank_info"]
 
 _LOOPBACK = "127.0.0.1"
 # Below Linux's ephemeral ports (32768 and up).
@@ -58,7 +58,7 @@ class RankInfo:
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """Place of a rank among the processes of its host, and of its host among the hosts."""
 
     local_rank: int
@@ -67,7 +67,7 @@ class Placement:
     cross_size: int
 
 
-def placement(hosts: Sequence[str], rank: int) -> Placement:
+def placement(hosts: Sequence[str], rank: int) -> RankPlacement:
     """Computes the local and cross numbers of `rank` from the host name of every rank.
 
     Horovod's meaning: the local rank counts the ranks of one host in rank order; the cross rank
@@ -79,7 +79,7 @@ def placement(hosts: Sequence[str], rank: int) -> Placement:
     mine = members[hosts[rank]]
     local_rank = mine.index(rank)
     peers = [host for host, ranks in members.items() if len(ranks) > local_rank]
-    return Placement(local_rank, len(mine), peers.index(hosts[rank]), len(peers))
+    return RankPlacement(local_rank, len(mine), peers.index(hosts[rank]), len(peers))
 
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:

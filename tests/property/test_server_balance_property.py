@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.servers.balance.assignment import assign
-from hvd_order.servers.balance.balancer import Balancer, Change
+from hvd_order.servers.balance.balancer import Balancer, Rebalance
 from hvd_order.servers.balance.rebalance import longest_s, rebalance, shortest_s
 from hvd_order.servers.scaling.hint import scaling_hint
 
@@ -33,7 +33,7 @@ def test_owners_live_and_changes_say_what_they_change(
     living = set(range(servers))
     owner, version = list(balancer.assignment.owner), 0
 
-    def check(change: Change | None) -> None:
+    def check(change: Rebalance | None) -> None:
         nonlocal version
         if change is not None:
             version += 1

@@ -21,8 +21,8 @@ __all__ = [
     "SECONDS",
     "SWITCH",
     "TRACE_FILE",
-    "Kind",
     "Knob",
+    "KnobKind",
     "choice",
     "knob",
     "knobs_of",
@@ -107,7 +107,7 @@ def _parse_path(text: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Kind:
+class KnobKind:
     """What a knob accepts.
 
     Attributes:
@@ -121,16 +121,16 @@ class Kind:
     choices: tuple[str, ...] = ()
 
 
-BYTES = Kind("bytes", _parse_size)
-COUNT = Kind("number", _parse_count)
-NORM = Kind("norm", _parse_norm)
-SECONDS = Kind("seconds", _parse_seconds)
-SWITCH = Kind("`1` or `0`", _parse_bool)
+BYTES = KnobKind("bytes", _parse_size)
+COUNT = KnobKind("number", _parse_count)
+NORM = KnobKind("norm", _parse_norm)
+SECONDS = KnobKind("seconds", _parse_seconds)
+SWITCH = KnobKind("`1` or `0`", _parse_bool)
 # Absolute: it is written again later, when the program may be elsewhere.
-FILE = Kind("file name", lambda text: os.path.abspath(text) if text else None)
-TRACE_FILE = Kind("file name", _parse_path)
-DIRECTORY = Kind("directory", lambda text: text or None)
-HOST_PORT = Kind("host:port", lambda text: text or None)
+FILE = KnobKind("file name", lambda text: os.path.abspath(text) if text else None)
+TRACE_FILE = KnobKind("file name", _parse_path)
+DIRECTORY = KnobKind("directory", lambda text: text or None)
+HOST_PORT = KnobKind("host:port", lambda text: text or None)
 
 
 def one_of(words: Sequence[str]) -> str:
@@ -138,7 +138,7 @@ def one_of(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]])
 
 
-def choice(literal: Any) -> Kind:
+def choice(literal: Any) -> KnobKind:
     """Returns the kind of a ``Literal`` type of words, which is the one place that lists them."""
     choices: tuple[str, ...] = get_args(literal)
 
@@ -148,10 +148,10 @@ def choice(literal: Any) -> Kind:
             raise ValueError(f"expected one of {', '.join(choices)}; got {text!r}")
         return word
 
-    return Kind(one_of([f"`{word}`" for word in choices]), parse, choices)
+    return KnobKind(one_of([f"`{word}`" for word in choices]), parse, choices)
 
 
-def names(literal: Any) -> Kind:
+def names(literal: Any) -> KnobKind:
     """Returns the kind of several words of a ``Literal`` type, separated by commas."""
     known: tuple[str, ...] = get_args(literal)
 
@@ -161,7 +161,7 @@ def names(literal: Any) -> Kind:
             raise ValueError(f"expected some of {', '.join(known)}, with commas; got {text!r}")
         return words
 
-    return Kind("some of " + ", ".join(f"`{word}`" for word in known), parse)
+    return KnobKind("some of " + ", ".join(f"`{word}`" for word in known), parse)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Knob:
 
 def knob(
     default: str,
-    kind: Kind,
+    kind: KnobKind,
     help_: str,
     *,
     also: str | None = None,

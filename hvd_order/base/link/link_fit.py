@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 
-__all__ = ["Stream", "fit_line", "fit_link"]
+__all__ = ["SliceStream", "fit_line", "fit_link"]
 
 
 @dataclass(frozen=True)
-class Stream:
+class SliceStream:
     """Slices of one size that were sent with several in flight at a time.
 
     Attributes:
@@ -29,7 +29,7 @@ class Stream:
     slice_s: float
 
 
-def fit_link(latency_s: float, streams: Sequence[Stream]) -> LinkModel:
+def fit_link(latency_s: float, streams: Sequence[SliceStream]) -> LinkModel:
     """The line ``slice_cost_s + n seconds_per_byte`` of `fit_line` through the streams.
 
     Args:

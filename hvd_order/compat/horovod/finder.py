@@ -79,7 +79,7 @@ class _Alias(Loader):
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
-class _Finder(MetaPathFinder):
+class _HorovodFinder(MetaPathFinder):
     """Finds all modules below ``horovod``, and no other."""
 
     def find_spec(
@@ -118,7 +118,7 @@ class _Finder(MetaPathFinder):
         return (AliasDistribution(),)
 
 
-_finder = _Finder()
+_finder = _HorovodFinder()
 
 
 def install() -> None:

@@ -45,11 +45,11 @@ def formation_name(store: Store, info: RankInfo, timeout: timedelta) -> str:
     Raises:
         TransferTimeout: not all ranks arrived in time, or the store does not answer.
     """
-    formation = _Formation(store, info, timeout)
+    formation = _FormationRendezvous(store, info, timeout)
     return formation.lead() if info.rank == 0 else formation.follow()
 
 
-class _Formation:
+class _FormationRendezvous:
     def __init__(self, store: Store, info: RankInfo, timeout: timedelta) -> None:
         self._store, self._info, self._timeout = store, info, timeout
         self._deadline = time.monotonic() + timeout.total_seconds()

@@ -16,7 +16,7 @@ from hvd_order.base.errors import InvalidUsage, NotInitialized
 from hvd_order.engine.job.gloo import Traffic
 from hvd_order.engine.job.process_groups import GroupRequest, Groups
 from hvd_order.engine.job.roll_call import RollCall
-from hvd_order.launch.environment import Placement
+from hvd_order.launch.environment import RankPlacement
 
 __all__ = ["Job", "current", "held", "is_initialized"]
 
@@ -51,7 +51,7 @@ class Job:
         self,
         rank: int,
         size: int,
-        place: Placement,
+        place: RankPlacement,
         config: Config,
         backend: str,
         maker: Groups | None,

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from hvd_order.base.same_model import name_ranks
 from hvd_order.engine.job.message_forms import Message
 
-__all__ = ["Answers", "RollCall"]
+__all__ = ["RollCall", "RollCallResult"]
 
 _PATIENCE_S = 3.0  # a thread answers in milliseconds, or some hundred on a loaded host
 
 
 @dataclass(frozen=True)
-class Answers:
+class RollCallResult:
     """Result of a roll call.
 
     Attributes:
@@ -89,7 +89,7 @@ class RollCall:
     def _answer(self, asker: int, number: int) -> Message:
         return ["here", asker, number, self._rank, dict(self._came), sorted(self._gone)]
 
-    def call(self, what: str, ranks: Sequence[int]) -> Answers:
+    def call(self, what: str, ranks: Sequence[int]) -> RollCallResult:
         """Asks all ranks; takes some seconds if one does not answer.
 
         Args:
@@ -113,7 +113,7 @@ class RollCall:
             silent = [] if 0 in gone else [0]
         mine = answered[self._rank].get(what, 0)
         late = [rank for rank in ranks if answered.get(rank, {}).get(what, mine) < mine]
-        return Answers([rank for rank in gone if rank in ranks or rank == 0], silent, late)
+        return RollCallResult([rank for rank in gone if rank in ranks or rank == 0], silent, late)
 
     def received(self, message: Message) -> None:
         """Handles a question or an answer: ``["roll", ...]`` or ``["here", ...]``."""

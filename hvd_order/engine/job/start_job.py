@@ -18,7 +18,7 @@ from hvd_order.engine.job.formation import formation_name
 from hvd_order.engine.job.job import Job
 from hvd_order.engine.job.meeting import Card, check_cards, every_rank_has_a_device, meet
 from hvd_order.engine.job.process_groups import JoinedGroups, OwnGroups
-from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
+from hvd_order.launch.environment import RankInfo, RankPlacement, placement, rank_info
 from hvd_order.launch.listening import is_loopback, listening_fd
 
 __all__ = ["new_job"]
@@ -71,7 +71,7 @@ def _is_alone(size: int, config: Config) -> bool:
 
 def _alone(config: Config) -> Job:
     """Creates a job of one process without servers."""
-    return Job(0, 1, Placement(0, 1, 0, 1), config, backend="", maker=None)
+    return Job(0, 1, RankPlacement(0, 1, 0, 1), config, backend="", maker=None)
 
 
 def _join_program(config: Config) -> Job:
@@ -112,9 +112,9 @@ def _start(info: RankInfo, config: Config) -> Job:
     place = placement([card.host for card in cards], info.rank)
     # The launcher is more reliable than host names, which containers may share or change.
     if info.local_rank is not None and info.local_size is not None:
-        place = Placement(info.local_rank, info.local_size, place.cross_rank, place.cross_size)
+        place = RankPlacement(info.local_rank, info.local_size, place.cross_rank, place.cross_size)
     if info.cross_rank is not None and info.cross_size is not None:
-        place = Placement(place.local_rank, place.local_size, info.cross_rank, info.cross_size)
+        place = RankPlacement(place.local_rank, place.local_size, info.cross_rank, info.cross_size)
     nccl = dist.is_nccl_available() and every_rank_has_a_device(cards)
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     maker = OwnGroups(store, info.rank, info.size)

@@ -32,7 +32,7 @@ from hvd_order.engine.job.request_errors import afresh, translate_failure
 from hvd_order.engine.requests.mismatch import ranks_have
 from hvd_order.engine.requests.name_order import key_of
 from hvd_order.engine.requests.negotiation import Negotiation
-from hvd_order.engine.requests.request import Decision, Request
+from hvd_order.engine.requests.request import Request, RequestDecision
 from hvd_order.engine.requests.request_runner import RequestRunner, StillInStep
 
 __all__ = ["CollectiveQueue"]
@@ -77,7 +77,7 @@ class CollectiveQueue:
         self._failure: HorovodInternalError | None = None
         self._broken = False  # nothing runs any more, not even decided requests
         self._thread: threading.Thread | None = None
-        self._decisions: queue.SimpleQueue[Decision | None] = queue.SimpleQueue()
+        self._decisions: queue.SimpleQueue[RequestDecision | None] = queue.SimpleQueue()
         if negotiation is not None:
             negotiation.add_set(number, ranks, self)
 
@@ -271,7 +271,7 @@ class CollectiveQueue:
             self._start_thread()  # a joined rank may have made no request itself
             if (request := self._in_flight.get(key)) is not None:
                 request.decided = True
-        self._decisions.put(Decision(key, verdict, absent))
+        self._decisions.put(RequestDecision(key, verdict, absent))
 
     def late(self, key: str, lacking: list[int]) -> None:
         """Records the ranks that have not made the request for long."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hvd_order.base.errors import HorovodInternalError
 
-__all__ = ["Decision", "Request", "Transfer"]
+__all__ = ["Request", "RequestDecision", "Transfer"]
 
 Transfer = Callable[[dist.ProcessGroup | None], None]
 
@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RequestDecision:
     """Rank 0's message that schedules a request (name_order.py).
 
     Attributes:

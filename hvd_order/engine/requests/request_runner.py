@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_order.base.errors import HorovodInternalError, ModelMismatch
 from hvd_order.engine.job import group_collectives
 from hvd_order.engine.requests.mismatch import explain_mismatch, ranks_have
-from hvd_order.engine.requests.request import Decision, Request, Transfer
+from hvd_order.engine.requests.request import Request, RequestDecision, Transfer
 
 __all__ = ["RequestRunner", "StillInStep"]
 
@@ -48,7 +48,7 @@ class RequestRunner:
         self._rank = rank
         self._streams: dict[torch.device, torch.Stream] = {}
 
-    def run(self, decision: Decision, request: Request | None) -> None:
+    def run(self, decision: RequestDecision, request: Request | None) -> None:
         """Runs the transfer of a request, or the stand-in if this rank has no request.
 
         Raises:

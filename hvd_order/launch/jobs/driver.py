@@ -23,7 +23,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, discover_hosts, share
 from hvd_order.launch.jobs.agent_process import AgentProcess, Event
 from hvd_order.launch.jobs.formation_file import note_formation
-from hvd_order.launch.jobs.formations import Failure
+from hvd_order.launch.jobs.formations import WorkerFailure
 from hvd_order.launch.request import LaunchRequest
 
 __all__ = ["Driver", "explain"]
@@ -34,7 +34,7 @@ _KILL_S = 5.0
 _FAILURES_WITHOUT_COMMIT = 3
 
 
-def explain(failure: Failure, where: str = "") -> str:
+def explain(failure: WorkerFailure, where: str = "") -> str:
     """Describes how a worker ended."""
     if failure.code >= 0:
         return f"rank {failure.rank}{where} failed with exit code {failure.code}"
@@ -45,7 +45,7 @@ def explain(failure: Failure, where: str = "") -> str:
 
 
 @dataclass
-class _Member:
+class _MemberHost:
     """A host in the job."""
 
     process: AgentProcess
@@ -77,7 +77,7 @@ class Driver:
         self._rules = request.elastic
         self._events: queue.Queue[Event] = queue.Queue()
         self._available = request.hosts or [Host("localhost", request.process_count)]
-        self._members: dict[str, _Member] = {}  # in the order of the ranks
+        self._members: dict[str, _MemberHost] = {}  # in the order of the ranks
         self._excluded: dict[str, float] = {}  # host -> when it may be used again
         self._formation = 0
         self._in_formation: list[Host] = []
@@ -158,7 +158,7 @@ class Driver:
                 self._take(sender.host, member, message)
         self._tick()
 
-    def _take(self, host: str, member: _Member, message: dict[str, Any]) -> None:
+    def _take(self, host: str, member: _MemberHost, message: dict[str, Any]) -> None:
         what = message["what"]
         self._commit = max(self._commit, message.get("commit", 0))
         if what == "ready":
@@ -180,7 +180,7 @@ class Driver:
                     each.process.send({"what": "leave"})
                 raise _Ended(0)
         elif what == "failed" and message["formation"] == self._formation:
-            self._worker_failed(host, Failure(message["rank"], message["code"]))
+            self._worker_failed(host, WorkerFailure(message["rank"], message["code"]))
         elif what == "error":
             _say(f"{host}: {message['text']}")
             self._lost(host, 2)
@@ -233,7 +233,7 @@ class Driver:
         for host in wanted:
             if host.name not in self._members:
                 prefix = f"[{host.name}] " if self._several_hosts() else ""
-                self._members[host.name] = _Member(
+                self._members[host.name] = _MemberHost(
                     AgentProcess(host.name, host.slots, self._request, self._events, prefix),
                     deadline=time.monotonic() + self._request.start_timeout_s,
                 )
@@ -301,7 +301,7 @@ class Driver:
             self._members[host.name].process.send({"what": "formation", "formation": numbers})
         self._note(began=False)
 
-    def _worker_failed(self, host: str, failure: Failure) -> None:
+    def _worker_failed(self, host: str, failure: WorkerFailure) -> None:
         self._last_code = failure.code if failure.code > 0 else 128 - failure.code
         where = f" on {host}" if self._several_hosts() else ""
         text = explain(failure, where)
@@ -390,7 +390,7 @@ class Driver:
         elsewhere = any(self._members[each.name].process.remote for each in self._in_formation)
         return next(filter(None, seen), host if elsewhere else "127.0.0.1")
 
-    def _say_why_it_ended(self, host: str, member: _Member, code: int) -> None:
+    def _say_why_it_ended(self, host: str, member: _MemberHost, code: int) -> None:
         if member.ready:
             _say(f"the connection to {host} broke, or its agent died (exit code {code})")
             return

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Failure", "Formation", "FormationInbox", "JobEnded", "OnlyFormation", "Stopped"]
+__all__ = ["Formation", "FormationInbox", "JobEnded", "OnlyFormation", "Stopped", "WorkerFailure"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Formation:
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """The first worker of a host that failed in a formation; a negative code is the signal."""
 
     rank: int
@@ -65,7 +65,7 @@ class OnlyFormation:
     def __init__(self, only: Formation) -> None:
         self._only = only
 
-    def next_formation(self, after: int, failure: Failure | None) -> Formation:
+    def next_formation(self, after: int, failure: WorkerFailure | None) -> Formation:
         """See `FormationInbox`."""
         if after:
             raise JobEnded
@@ -87,7 +87,7 @@ class FormationInbox:
         report: reports to the launcher that a formation began, failed or finished here.
     """
 
-    def __init__(self, report: Callable[[str, int, Failure | None], None]) -> None:
+    def __init__(self, report: Callable[[str, int, WorkerFailure | None], None]) -> None:
         self._report = report
         self._changed = threading.Condition()
         self._latest: Formation | None = None
@@ -106,7 +106,7 @@ class FormationInbox:
             self._ended = True
             self._changed.notify_all()
 
-    def next_formation(self, after: int, failure: Failure | None) -> Formation:
+    def next_formation(self, after: int, failure: WorkerFailure | None) -> Formation:
         """Waits for a formation later than `after`, which ended here with `failure` if not None.
 
         Raises:

@@ -26,7 +26,13 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.elastic.agent import agent_folders
 from hvd_order.launch.elastic.commits import CommitFolder
 from hvd_order.launch.hosts import check_room, interface_address, interface_variables
-from hvd_order.launch.jobs.formations import Failure, Formation, FormationInbox, JobEnded, Stopped
+from hvd_order.launch.jobs.formations import (
+    Formation,
+    FormationInbox,
+    JobEnded,
+    Stopped,
+    WorkerFailure,
+)
 
 __all__ = ["BOOT", "main"]
 
@@ -110,7 +116,7 @@ class _Launcher:
         os.write(self._output, line.encode())
 
 
-def _report(launcher: _Launcher, what: str, number: int, failure: Failure | None) -> None:
+def _report(launcher: _Launcher, what: str, number: int, failure: WorkerFailure | None) -> None:
     details = dataclasses.asdict(failure) if failure is not None else {}
     launcher.tell(what, formation=number, commit=_newest_commit(), **details)
 

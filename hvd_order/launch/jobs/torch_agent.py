@@ -43,7 +43,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.launch.jobs.formations import Failure, Formation, Stopped
+from hvd_order.launch.jobs.formations import Formation, Stopped, WorkerFailure
 from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with_parent
 from hvd_order.launch.listening import listening_fd
 
@@ -58,7 +58,7 @@ _NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, formation by formati
 class RoundSource(Protocol):
     """Source of an agent's formations; see `hvd_order.launch.jobs.formations.FormationInbox`."""
 
-    def next_formation(self, after: int, failure: Failure | None) -> Formation: ...  # noqa: D102
+    def next_formation(self, after: int, failure: WorkerFailure | None) -> Formation: ...  # noqa: D102
     def newest(self) -> int: ...  # noqa: D102
     def finished(self) -> bool: ...  # noqa: D102
 
@@ -87,7 +87,7 @@ def run_workers(
     restart: bool,
     output_folder: Path | None,
     verbose: bool,
-) -> Failure | None:
+) -> WorkerFailure | None:
     """Starts this host's workers, formation after formation, and waits for them.
 
     Args:
@@ -158,7 +158,7 @@ class _Rendezvous(RendezvousHandler):
     def __init__(self, source: RoundSource) -> None:
         self.spec: WorkerSpec | None = None
         self.formation: Formation | None = None
-        self.failure: Failure | None = None
+        self.failure: WorkerFailure | None = None
         self._source = source
         self._threads_given = "OMP_NUM_THREADS" in os.environ
 
@@ -280,7 +280,7 @@ class _Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         # Workers that the agent has stopped are listed too, after those that ended before.
         for rank, failure in list(result.failures.items())[:1]:
-            self._rendezvous_handler.failure = Failure(rank, failure.exitcode)
+            self._rendezvous_handler.failure = WorkerFailure(rank, failure.exitcode)
         if result.state == WorkerState.SUCCEEDED and not self._source.finished():
             return RunResult(WorkerState.HEALTHY)  # makes torch ask for the next formation
         return result

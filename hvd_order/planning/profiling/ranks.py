@@ -17,7 +17,7 @@ from statistics import quantiles
 import torch
 
 from hvd_order._native import _torch as native
-from hvd_order.base.link.link_fit import Stream, fit_link
+from hvd_order.base.link.link_fit import SliceStream, fit_link
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.engine.engine_host import EngineHost, engine_host
 from hvd_order.engine.job import process
@@ -133,7 +133,9 @@ def _fitted(host: EngineHost, device: torch.device) -> LinkModel:
     return fit_link(
         latency_s,
         [
-            Stream(size, _undisturbed(times(count, size, host.choice.in_flight, rounds)) / count)
+            SliceStream(
+                size, _undisturbed(times(count, size, host.choice.in_flight, rounds)) / count
+            )
             for count, size in _STREAMS
         ],
     )

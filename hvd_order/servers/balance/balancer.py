@@ -32,9 +32,9 @@ from hvd_order.servers.balance.rebalance import (
     taken_over,
 )
 from hvd_order.servers.balance.speed_estimate import PATIENCE, SpeedEstimate, seconds_per_byte
-from hvd_order.servers.balance.trial import Trial, Verdict
+from hvd_order.servers.balance.trial import RebalanceTrial, TrialVerdict
 
-__all__ = ["Balancer", "Change"]
+__all__ = ["Balancer", "Rebalance"]
 
 _WARM_UP = 2  # steps after a change that the old assignment still affects
 _SEEN = 16  # latest steps that a change is compared with
@@ -44,7 +44,7 @@ _STILL = 1.03  # times later than it should be, after a correction: continue
 
 
 @dataclass(frozen=True)
-class Change:
+class Rebalance:
     """A new assignment.
 
     Attributes:
@@ -100,7 +100,7 @@ class Balancer:
             )
         self._loads = self._loads_now()
         self._detector = ImbalanceDetector()
-        self._trial: Trial | None = None
+        self._trial: RebalanceTrial | None = None
         self._look_again = False  # at a correction, after it has settled
         self._settling = _WARM_UP
         self._seen_s: deque[float] = deque(maxlen=_SEEN)
@@ -126,7 +126,7 @@ class Balancer:
 
     def step(
         self, figures: Mapping[int, tuple[int, float]], version: int | None = None
-    ) -> Change | None:
+    ) -> Rebalance | None:
         """Processes a finished step.
 
         Args:
@@ -180,7 +180,7 @@ class Balancer:
             return self._go_on()
         return self._probe()
 
-    def with_servers(self, servers: Collection[int]) -> Change | None:
+    def with_servers(self, servers: Collection[int]) -> Rebalance | None:
         """Adapts to servers that have joined or left.
 
         The slices of servers that left go to all remaining ones. New servers count as having
@@ -232,31 +232,31 @@ class Balancer:
     def _loads_now(self) -> dict[int, int]:
         return {**dict.fromkeys(self._estimates, 0), **self._assignment.loads(self._sizes)}
 
-    def _on_trial(self, trial: Trial, step_s: float) -> Change | None:
+    def _on_trial(self, trial: RebalanceTrial, step_s: float) -> Rebalance | None:
         verdict = trial.step(step_s)
         if verdict is None:
             return None
         self._trial = None
         if not trial.probe:
-            if verdict is Verdict.KEEP:
+            if verdict is TrialVerdict.KEEP:
                 return self._go_on()
             self._detector.futile()
             return self._roll_back(trial)
         if trial.news and (correction := self._correct()):
             return correction
-        if verdict is Verdict.KEEP:
+        if verdict is TrialVerdict.KEEP:
             self._exploration.found()
             return None
         self._exploration.failed()
         return self._roll_back(trial)
 
-    def _correct(self) -> Change | None:
+    def _correct(self) -> Rebalance | None:
         """Returns the correction that measurements require, if it is worth its cost."""
         correction = self._rebalanced(self._noise())
         self._look_again = correction is not None
         return correction
 
-    def _go_on(self) -> Change | None:
+    def _go_on(self) -> Rebalance | None:
         """Returns the next round of a correction, if one is necessary."""
         doubt = self._noise() / 4  # speeds are averages of some steps
         speeds = self.speeds()
@@ -264,7 +264,7 @@ class Balancer:
         late = max(imbalance(times_s, self._loads).values())
         return self._rebalanced(doubt) if late > _STILL + doubt else None
 
-    def _rebalanced(self, doubt: float) -> Change | None:
+    def _rebalanced(self, doubt: float) -> Rebalance | None:
         """Returns a correction, if its gain exceeds ``doubt``, below which it may be noise."""
         now, speeds = self._assignment.owner, self.speeds()
         in_the_end = rebalance(now, self._sizes, speeds)
@@ -272,10 +272,10 @@ class Balancer:
         if after_s > (_WORTH - doubt) * before_s:
             return None
         owner = rebalance(now, self._sizes, speeds, most_bytes=_ROUND * sum(self._sizes))
-        self._trial = Trial(now, list(self._seen_s)[-PATIENCE:], PATIENCE, probe=False)
+        self._trial = RebalanceTrial(now, list(self._seen_s)[-PATIENCE:], PATIENCE, probe=False)
         return self._change_to(owner, "correction")
 
-    def _probe(self) -> Change | None:
+    def _probe(self) -> Rebalance | None:
         """Returns a probe, if one is due and its predicted cost is affordable."""
         ready = self._explore and len(self._seen_s) == _SEEN and self._detector.quiet
         if not ready or len(self._estimates) < 2 or not self._exploration.is_time():
@@ -285,14 +285,14 @@ class Balancer:
         now_s, then_s = (longest_s(each, self._sizes, speeds) for each in (now, owner))
         if not self._exploration.affordable(now_s, then_s):
             return None
-        self._trial = Trial(now, list(self._seen_s), STEPS, probe=True)
+        self._trial = RebalanceTrial(now, list(self._seen_s), STEPS, probe=True)
         return self._change_to(owner, "probe")
 
-    def _roll_back(self, trial: Trial) -> Change:
+    def _roll_back(self, trial: RebalanceTrial) -> Rebalance:
         self._trial = None
         return self._change_to(trial.owner, "roll_back")
 
-    def _change_to(self, owner: Sequence[int], why: str) -> Change:
+    def _change_to(self, owner: Sequence[int], why: str) -> Rebalance:
         moves = moves_between(self._assignment.owner, owner, self._sizes)
         self._assignment = self._assignment.changed_to(owner)
         self._loads = self._loads_now()
@@ -301,4 +301,4 @@ class Balancer:
         self._detector.changed()
         for estimate in self._estimates.values():
             estimate.loosen()
-        return Change(self._assignment, moves, why)
+        return Rebalance(self._assignment, moves, why)

@@ -51,7 +51,7 @@ class Exploration:
     def affordable(self, step_s: float, predicted_s: float) -> bool:
         """Returns whether a probe may lengthen steps from ``step_s`` to ``predicted_s``."""
         more_s = max(0.0, predicted_s - step_s)
-        # A step half as long again ends a probe; see Trial.too_slow.
+        # A step half as long again ends a probe; see RebalanceTrial.too_slow.
         lost_s = STEPS * more_s if more_s < step_s / 2 else _CUT_SHORT * more_s + STEPS * step_s / 2
         return self._lost_s + lost_s <= _PRICE * self._total_s
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from statistics import fmean, stdev
 
-__all__ = ["Trial", "Verdict"]
+__all__ = ["RebalanceTrial", "TrialVerdict"]
 
 _ERRORS = 3  # standard errors; a smaller difference is noise
 _MORE_ERRORS = 4  # for probes: they are many, and each could win by chance
@@ -15,14 +15,14 @@ _LITTLE = 0.01  # of a step; a smaller difference does not matter
 _TOO_SLOW = 1.5  # times slower: ends the trial early
 
 
-class Verdict(Enum):
+class TrialVerdict(Enum):
     """Result of a trial."""
 
     KEEP = "keep"
     ROLL_BACK = "roll back"
 
 
-class Trial:
+class RebalanceTrial:
     """Compares the steps after a change with those before.
 
     Attributes:
@@ -49,7 +49,7 @@ class Trial:
         """Returns whether one step is enough to end a probe."""
         return self.probe and step_s > _TOO_SLOW * self.expected_s
 
-    def step(self, step_s: float) -> Verdict | None:
+    def step(self, step_s: float) -> TrialVerdict | None:
         """Adds a step after the change; returns the verdict after the last one."""
         self._after_s.append(step_s)
         if len(self._after_s) < self._steps:
@@ -59,7 +59,7 @@ class Trial:
         errors = _MORE_ERRORS if self.probe else _ERRORS
         clear_s = max(_LITTLE * self.expected_s, errors * noise_s)
         good = difference_s < -clear_s if self.probe else difference_s <= clear_s
-        return Verdict.KEEP if good else Verdict.ROLL_BACK
+        return TrialVerdict.KEEP if good else TrialVerdict.ROLL_BACK
 
 
 def _error(values: Sequence[float]) -> float:

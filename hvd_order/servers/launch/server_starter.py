@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from hvd_order.base.errors import NotTrusted
+from hvd_order.servers.access.secret import Store
 from hvd_order.servers.access.signed_records import read_record, signed_record
 from hvd_order.servers.access.ticket_queue import CountingStore, TicketQueue
 from hvd_order.servers.launch.server_processes import ServerProcesses
@@ -24,17 +25,14 @@ _PATIENCE = timedelta(seconds=60)  # for a request to appear under its number
 _ROOM = "hvd_order/"  # prefix that processes of the job put before each key
 
 
-class _Store(CountingStore, Protocol):
-    # Any: stores accept bytes, but torch's stubs say str.
-    def set(self, key: str, value: Any, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
+class _JobStore(CountingStore, Store, Protocol):
+    """What the starter calls of the job's store."""
 
 
 class ServerStarter:
     """Answers scale requests on a thread of its own."""
 
-    def __init__(self, store: _Store, key: bytes, servers: ServerProcesses, most: int) -> None:
+    def __init__(self, store: _JobStore, key: bytes, servers: ServerProcesses, most: int) -> None:
         """Starts the thread.
 
         Args:

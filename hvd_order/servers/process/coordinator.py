@@ -51,7 +51,7 @@ class Coordinator:
         self,
         config: Config,
         transport: native.ServerTransport,
-        answers: messages.Answers,
+        answers: messages.ServerAnswers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates a coordinator without models.

@@ -30,7 +30,7 @@ LEAVE = json.dumps({"what": "leave"})
 """Tells a server that it holds no slices and may leave."""
 
 
-class Answers:
+class ServerAnswers:
     """Stores answers of servers until they are requested."""
 
     def __init__(self, timeout: timedelta) -> None:

@@ -16,7 +16,7 @@ from hvd_order.base.config import Config
 from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.base.same_model import name_ranks
 from hvd_order.servers.access.secret import load_secret
-from hvd_order.servers.process import signs_of_life
+from hvd_order.servers.process import heartbeat
 from hvd_order.servers.worker import connections
 
 __all__ = ["ServerProcess", "serve"]
@@ -71,8 +71,8 @@ class ServerProcess:
         self._broken: list[str] = []
         self._told_to_leave = False
         self._away_s = 0.0  # pause after which other processes gave it up
-        self._pulse = signs_of_life.Pulse(
-            self._meeting, self.number, signs_of_life.longest_silence(config)
+        self._heartbeat = heartbeat.Heartbeat(
+            self._meeting, self.number, heartbeat.longest_silence(config)
         )
         self._core = native.ServerCore(
             server=self.number,
@@ -203,7 +203,7 @@ class ServerProcess:
         """Returns whether a loss is this server's own: the other processes have given it up. Then
         it ends.
         """
-        away_s = self._pulse.away_s()
+        away_s = self._heartbeat.away_s()
         if away_s > 0:
             with self._changed:
                 self._away_s = away_s
@@ -249,7 +249,7 @@ class ServerProcess:
                 self.number,
                 self._away_s,
             )
-        self._pulse.close()
+        self._heartbeat.close()
         for broken in self._broken:
             _log.warning("server %d: %s", self.number, broken)
         return 1 if self._broken or self._away_s > 0 else 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from hvd_order.base.errors import HvdOrderError
 from hvd_order.servers.balance.balancer import Balancer
 from hvd_order.servers.process.scale_requests import ScaleRequests
-from hvd_order.servers.scaling.policy import Decision, ScalingPolicy
+from hvd_order.servers.scaling.policy import ScalingDecision, ScalingPolicy
 from hvd_order.servers.worker.connections import PARTING_S
 
 __all__ = ["Scaling"]
@@ -62,7 +62,7 @@ class Scaling:
         """Records a new server, requested or not."""
         self._come.put(server)
 
-    def _act(self, decision: Decision) -> None:
+    def _act(self, decision: ScalingDecision) -> None:
         newcomer = None
         try:
             if decision.hint.action != "scale_in":

@@ -27,7 +27,7 @@ from statistics import median
 from hvd_order.servers.balance.balancer import Balancer
 from hvd_order.servers.scaling.hint import MATTERS, Hint, hint_for
 
-__all__ = ["Decision", "ScalingPolicy"]
+__all__ = ["ScalingDecision", "ScalingPolicy"]
 
 _SEEN = 16  # latest steps that count
 _PATIENCE = 8  # steps in a row with the same advice
@@ -39,7 +39,7 @@ _OTHER = 1.5  # times longer or shorter: what was learnt no longer applies
 
 
 @dataclass(frozen=True)
-class Decision:
+class ScalingDecision:
     """A decision of the policy.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Experiment:
         servers: servers after it; None before the first step after it.
     """
 
-    decision: Decision
+    decision: ScalingDecision
     step_s: float
     newcomer: int | None = None
     servers: frozenset[int] | None = None
@@ -120,7 +120,7 @@ class ScalingPolicy:
 
     def step(
         self, step_s: float, busy_s: float, balancer: Balancer, servers: Collection[int]
-    ) -> Decision | None:
+    ) -> ScalingDecision | None:
         """Processes a finished step.
 
         Args:
@@ -166,7 +166,7 @@ class ScalingPolicy:
         self._seen.clear()
         self._in_vain()
 
-    def _look(self, balancer: Balancer, servers: Collection[int]) -> Decision | None:
+    def _look(self, balancer: Balancer, servers: Collection[int]) -> ScalingDecision | None:
         """Returns a decision after the same advice for several steps."""
         hint = hint_for(balancer, self.hidden_s, self._most - len(servers))
         if hint is not None and hint.action == "scale_in" and len(servers) <= self._least:
@@ -176,14 +176,14 @@ class ScalingPolicy:
         self._advice = advice
         if hint is None or self._times < _PATIENCE:
             return None
-        return self._decide(Decision(hint, self.hidden_s))
+        return self._decide(ScalingDecision(hint, self.hidden_s))
 
-    def _decide(self, decision: Decision) -> Decision:
+    def _decide(self, decision: ScalingDecision) -> ScalingDecision:
         self._acting = _Experiment(decision, self.step_s)
         self._advice, self._times = None, 0
         return decision
 
-    def _judge(self, servers: Collection[int]) -> Decision | None:
+    def _judge(self, servers: Collection[int]) -> ScalingDecision | None:
         """Checks the effect of the last action; returns a decision that reverts it if it was in
         vain.
         """
@@ -207,7 +207,7 @@ class ScalingPolicy:
         self._in_vain()
         if hint.action == "replace":
             return None  # the number of servers is unchanged
-        return self._decide(Decision(undo, self.hidden_s, undoes=True))
+        return self._decide(ScalingDecision(undo, self.hidden_s, undoes=True))
 
     def _learn(
         self, step_s: float, at_least_s: float | None = None, at_most_s: float | None = None

@@ -19,7 +19,7 @@ from hvd_order.engine.job import group_collectives
 from hvd_order.engine.transport_choice import CHOICES, TransportChoice, TransportPeer
 from hvd_order.servers.access.secret import load_secret
 from hvd_order.servers.costs import ServerTimes, UpdateTimes
-from hvd_order.servers.process import messages, orders, signs_of_life
+from hvd_order.servers.process import heartbeat, messages, orders
 from hvd_order.servers.process.coordinator import Coordinator
 from hvd_order.servers.worker import connections
 
@@ -59,7 +59,7 @@ class ParameterServers(TransportPeer):
         self._key = load_secret(os.environ)
         self._me = f"worker {job.rank}"
         self._meeting = connections.MeetingPoint(address, config.timeout, patience=config.timeout)
-        self._answers = messages.Answers(self._timeout)
+        self._answers = messages.ServerAnswers(self._timeout)
         self.coordinator: Coordinator | None = None
         self._orders: orders.Orders | None = None
         self.transport = native.ServerTransport(
@@ -86,12 +86,12 @@ class ParameterServers(TransportPeer):
             self.coordinator = Coordinator(config, self.transport, self._answers)
             self._orders = orders.Orders(self._meeting, self._key, self.coordinator)
         self._lookout = connections.Lookout(self._meeting, count, self._server_joined)
-        self._watch: signs_of_life.Watch | None = None
+        self._monitor: heartbeat.HeartbeatMonitor | None = None
         # With replicas, all workers continue without a lost server, and worker 0 alone decides
         # which one is lost; otherwise each worker detects the loss itself.
         if job.rank == 0 or not config.ps_replicas:
-            limit = signs_of_life.longest_silence(config)
-            self._watch = signs_of_life.Watch(self._meeting, self.transport, limit)
+            limit = heartbeat.longest_silence(config)
+            self._monitor = heartbeat.HeartbeatMonitor(self._meeting, self.transport, limit)
 
     # ---- servers join and leave ---------------------------------------------------------------
 
@@ -211,8 +211,8 @@ class ParameterServers(TransportPeer):
         """Tells the servers that this worker leaves; they end when all workers have left."""
         if self._orders is not None:
             self._orders.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._monitor is not None:
+            self._monitor.close()
         self._lookout.close()
         self._report_updates()
         self._links.clear()  # the last to hold a connection must not be the interpreter's end

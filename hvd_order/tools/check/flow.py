@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["Flow", "calls_in_order"]
+__all__ = ["FlowAnalysis", "calls_in_order"]
 
 State = TypeVar("State")
 
@@ -25,7 +25,7 @@ def calls_in_order(node: ast.AST) -> Iterator[ast.Call]:
         yield node
 
 
-class Flow(Generic[State]):
+class FlowAnalysis(Generic[State]):
     """Derive from it; `follow` calls the methods below on the way."""
 
     def copy(self, state: State) -> State:

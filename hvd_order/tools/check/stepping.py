@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from hvd_order.tools.check.flow import Flow
+from hvd_order.tools.check.flow import FlowAnalysis
 from hvd_order.tools.check.rules import Finding, finding
 from hvd_order.tools.check.script import Script, looks_like_optimizer, text_of
 
@@ -26,7 +26,7 @@ class _Last:
 _UNKNOWN = _Last("unknown")
 
 
-class _Stepping(Flow[_Last]):
+class _Stepping(FlowAnalysis[_Last]):
     def __init__(self, script: Script) -> None:
         self._script = script
         self.findings: set[Finding] = set()

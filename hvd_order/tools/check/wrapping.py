@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hvd_order.tools.check.flow import Flow
+from hvd_order.tools.check.flow import FlowAnalysis
 from hvd_order.tools.check.rules import Finding, finding
 from hvd_order.tools.check.script import Script, argument, looks_like_optimizer, text_of
 
@@ -29,29 +29,29 @@ class _Value:
 
 
 @dataclass
-class _State:
+class _WrappingState:
     values: dict[str, _Value] = field(default_factory=dict)
     schedulers: dict[ast.Call, ast.AST] = field(default_factory=dict)  # to their optimizer's source
     wrapped: set[ast.AST] = field(default_factory=set)  # sources that have been wrapped
 
 
-class _Wrapping(Flow[_State]):
+class _Wrapping(FlowAnalysis[_WrappingState]):
     def __init__(self, script: Script) -> None:
         self._script = script
         self.findings: set[Finding] = set()
 
-    def copy(self, state: _State) -> _State:
-        return _State(dict(state.values), dict(state.schedulers), set(state.wrapped))
+    def copy(self, state: _WrappingState) -> _WrappingState:
+        return _WrappingState(dict(state.values), dict(state.schedulers), set(state.wrapped))
 
-    def join(self, first: _State, second: _State) -> _State:
+    def join(self, first: _WrappingState, second: _WrappingState) -> _WrappingState:
         """Keeps facts that hold on both paths."""
-        return _State(
+        return _WrappingState(
             dict(first.values.items() & second.values.items()),
             dict(first.schedulers.items() & second.schedulers.items()),
             first.wrapped & second.wrapped,
         )
 
-    def call(self, call: ast.Call, state: _State) -> _State:
+    def call(self, call: ast.Call, state: _WrappingState) -> _WrappingState:
         meaning = self._script.called(call)
         if meaning == _WRAP:
             self._wrap(call, state)
@@ -65,7 +65,7 @@ class _Wrapping(Flow[_State]):
         self._forward(call, state)
         return state
 
-    def _wrap(self, call: ast.Call, state: _State) -> None:
+    def _wrap(self, call: ast.Call, state: _WrappingState) -> None:
         inner = argument(call, 0, "optimizer")
         if inner is None:
             return
@@ -86,7 +86,7 @@ class _Wrapping(Flow[_State]):
             if source is value.source:
                 self._report(scheduler, "HVD202")
 
-    def _schedule(self, call: ast.Call, state: _State) -> None:
+    def _schedule(self, call: ast.Call, state: _WrappingState) -> None:
         optimizer = argument(call, 0, "optimizer")
         value = None if optimizer is None else self._value(optimizer, state)
         if value is None or value.kind != "optimizer":
@@ -95,7 +95,7 @@ class _Wrapping(Flow[_State]):
             self._report(call, "HVD202")
         state.schedulers[call] = value.source
 
-    def _method(self, call: ast.Call, function: ast.Attribute, state: _State) -> None:
+    def _method(self, call: ast.Call, function: ast.Attribute, state: _WrappingState) -> None:
         owner = text_of(function.value)
         value = state.values.get(owner)
         if function.attr == "step" and value is not None:
@@ -109,7 +109,7 @@ class _Wrapping(Flow[_State]):
             if any(value.kind in ("compiled", "called") for value in found):
                 self._report(call, "HVD204")
 
-    def _forward(self, call: ast.Call, state: _State) -> None:
+    def _forward(self, call: ast.Call, state: _WrappingState) -> None:
         """A call of a compiled model."""
         value = state.values.get(text_of(call.func))
         if value is not None and value.kind == "compiled":
@@ -117,7 +117,9 @@ class _Wrapping(Flow[_State]):
                 if other == value:
                     state.values[name] = _Value("called", value.source)
 
-    def assign(self, targets: Sequence[ast.expr], value: ast.expr, state: _State) -> _State:
+    def assign(
+        self, targets: Sequence[ast.expr], value: ast.expr, state: _WrappingState
+    ) -> _WrappingState:
         made = self._value(value, state)
         for target in targets:
             for part in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
@@ -135,7 +137,7 @@ class _Wrapping(Flow[_State]):
                 state.values[text_of(model)] = made
         return state
 
-    def _value(self, node: ast.expr, state: _State) -> _Value | None:
+    def _value(self, node: ast.expr, state: _WrappingState) -> _Value | None:
         """Evaluates an expression."""
         if not isinstance(node, ast.Call):
             return state.values.get(text_of(node))
@@ -158,5 +160,5 @@ def check_wrapping(script: Script) -> set[Finding]:
     """HVD201 to HVD206, and HVD602, of a script."""
     flow = _Wrapping(script)
     for body in [script.tree.body, *(function.body for function in script.functions)]:
-        flow.follow(body, _State())
+        flow.follow(body, _WrappingState())
     return flow.findings

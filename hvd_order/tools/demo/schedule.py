@@ -11,7 +11,7 @@ Purpose = Literal["warm-up", "timed", "recorded"]
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """A run of steps by one system.
 
     Attributes:
@@ -26,7 +26,7 @@ class Block:
     purpose: Purpose
 
 
-def interleaved_blocks(steps: int, *, block: int, recorded: int) -> Iterator[Block]:
+def interleaved_blocks(steps: int, *, block: int, recorded: int) -> Iterator[StepBlock]:
     """Both systems through steps 0 to ``steps``, in turns: A B, B A, A B, ...
 
     The order within a pair alternates, so that a machine that slowly speeds up or slows down
@@ -45,10 +45,10 @@ def interleaved_blocks(steps: int, *, block: int, recorded: int) -> Iterator[Blo
         elif pair == 0 or last - first < block:
             purpose = "warm-up"
         for turn in (0, 1):
-            yield Block((pair + turn) % 2, first, last, purpose)
+            yield StepBlock((pair + turn) % 2, first, last, purpose)
 
 
-def step_times(blocks: Sequence[Block], seconds: Sequence[float]) -> list[list[float]]:
+def step_times(blocks: Sequence[StepBlock], seconds: Sequence[float]) -> list[list[float]]:
     """Milliseconds a step in each timed block, a list for each of the two systems.
 
     Args:

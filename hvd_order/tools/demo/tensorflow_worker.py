@@ -25,7 +25,7 @@ from hvd_order.tools.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
 from hvd_order.tools.demo.gpt import GptConfig
 from hvd_order.tools.demo.keras_gpt import make_gpt
 from hvd_order.tools.demo.result import DemoResult, Options
-from hvd_order.tools.demo.schedule import Block, interleaved_blocks, step_times
+from hvd_order.tools.demo.schedule import StepBlock, interleaved_blocks, step_times
 
 NAMES = ["in each step", "hvd_order"]
 
@@ -33,7 +33,7 @@ _SEED = 20
 _VALIDATION_SEQUENCES = 64
 
 
-class _System:
+class _KerasSystem:
     """The model, trained with `hvd.DistributedOptimizer`.
 
     Args:
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 def _train(options: Options) -> None:
     rank, size = hvd.rank(), hvd.size()
     corpus = load_corpus()
-    systems = [_System(options.steps, make) for make in (tf.function, hvd.overlapped_function)]
+    systems = [_KerasSystem(options.steps, make) for make in (tf.function, hvd.overlapped_function)]
     weights = sum(int(np.prod(v.shape)) for v in systems[1].model.trainable_variables)
     if rank == 0:
         print(
@@ -116,7 +116,7 @@ def _train(options: Options) -> None:
 
 
 def _run_blocks(
-    options: Options, blocks: Sequence[Block], systems: Sequence[_System], corpus: Corpus
+    options: Options, blocks: Sequence[StepBlock], systems: Sequence[_KerasSystem], corpus: Corpus
 ) -> tuple[list[float], Any]:
     """Trains all blocks.
 
@@ -144,7 +144,11 @@ def _run_blocks(
 
 
 def _run_block(
-    block: Block, system: _System, batches: Batches, losses: Any, progress: ProgressBar | None
+    block: StepBlock,
+    system: _KerasSystem,
+    batches: Batches,
+    losses: Any,
+    progress: ProgressBar | None,
 ) -> float:
     """Trains the block's steps and returns the seconds it took, with everything finished."""
     rank, size = hvd.rank(), hvd.size()

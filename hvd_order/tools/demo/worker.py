@@ -22,7 +22,7 @@ from hvd_order.planning.report.progress import ProgressBar
 from hvd_order.tools.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
 from hvd_order.tools.demo.gpt import GptConfig, next_token_loss
 from hvd_order.tools.demo.result import DemoResult, Options
-from hvd_order.tools.demo.schedule import Block, interleaved_blocks, step_times
+from hvd_order.tools.demo.schedule import StepBlock, interleaved_blocks, step_times
 from hvd_order.tools.demo.systems import HvdOrder, PlainDdp, Recipe, System
 
 _SEED = 20
@@ -105,7 +105,7 @@ def _batches(corpus: Corpus, options: Options, size: int) -> Batches:
 
 
 def _run_block(
-    block: Block,
+    block: StepBlock,
     system: System,
     batches: Batches,
     losses: Tensor,

@@ -88,7 +88,7 @@ def broadcast_optimizer_state(
         _broadcast_tensors(tensors, root_rank)
         return
     parameters = _parameters(optimizer)
-    specs: list[_TensorSpec] = []
+    specs: list[_TensorPlaceholder] = []
     _find_specs(skeleton, specs)
     tensors = [spec.empty(_device_like(spec, parameters)) for spec in specs]
     _broadcast_tensors(tensors, root_rank)
@@ -273,7 +273,7 @@ def _arrive(handle: int, flat: torch.Tensor, chunk: Sequence[torch.Tensor], is_r
 
 
 @dataclass(frozen=True)
-class _TensorSpec:
+class _TensorPlaceholder:
     """Placeholder for a tensor in a pickled structure."""
 
     dtype: torch.dtype
@@ -290,13 +290,13 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         tensors.append(value)
-        return _TensorSpec(value.dtype, tuple(value.shape), value.device.type)
+        return _TensorPlaceholder(value.dtype, tuple(value.shape), value.device.type)
     return _rebuild(value, lambda inner: _take_tensors(inner, tensors))
 
 
-def _find_specs(value: Any, specs: list[_TensorSpec]) -> Any:
+def _find_specs(value: Any, specs: list[_TensorPlaceholder]) -> Any:
     """Appends the specs in `value` to `specs`, in the order of `_take_tensors`."""
-    if isinstance(value, _TensorSpec):
+    if isinstance(value, _TensorPlaceholder):
         specs.append(value)
         return value
     return _rebuild(value, lambda inner: _find_specs(inner, specs))
@@ -304,7 +304,7 @@ def _find_specs(value: Any, specs: list[_TensorSpec]) -> Any:
 
 def _put_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """The inverse of `_take_tensors`."""
-    if isinstance(value, _TensorSpec):
+    if isinstance(value, _TensorPlaceholder):
         return next(tensors)
     return _rebuild(value, lambda inner: _put_tensors(inner, tensors))
 
@@ -333,7 +333,7 @@ def _optimizer_manifest(optimizer: torch.optim.Optimizer, root_rank: int) -> lis
     return lines
 
 
-def _device_like(spec: _TensorSpec, parameters: Sequence[torch.Tensor]) -> torch.device:
+def _device_like(spec: _TensorPlaceholder, parameters: Sequence[torch.Tensor]) -> torch.device:
     """This rank's device for a tensor that the root has on a device of the same type."""
     for parameter in parameters:
         if parameter.device.type == spec.device_type:

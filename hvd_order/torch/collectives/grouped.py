@@ -131,7 +131,7 @@ def _allreduce(
 ) -> Sequence[torch.Tensor]:
     """Reduces tensors, with gradients if one requires them."""
     if _differentiable(tensors):
-        result: Sequence[torch.Tensor] = _DifferentiableAllreduce.apply(  # type: ignore[no-untyped-call]
+        result: Sequence[torch.Tensor] = _DifferentiableGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
             name, reduction, process_set, *tensors
         )
         return result
@@ -191,7 +191,7 @@ def grouped_allgather(
     """`allgather` of several tensors of one device, with its arguments; differentiable."""
     if _differentiable(tensors):
         return list(
-            _DifferentiableAllgather.apply(  # type: ignore[no-untyped-call]
+            _DifferentiableGroupedAllgather.apply(  # type: ignore[no-untyped-call]
                 name, process_set, *tensors
             )
         )
@@ -233,7 +233,7 @@ def grouped_reducescatter(
     reduction = scatter_reduction(op, prescale_factor, postscale_factor)
     compressed, contexts = _compress(tensors, compression)
     if _differentiable(compressed):
-        reduced = _DifferentiableReducescatter.apply(  # type: ignore[no-untyped-call]
+        reduced = _DifferentiableGroupedReducescatter.apply(  # type: ignore[no-untyped-call]
             name, reduction, process_set, *compressed
         )
     else:
@@ -319,7 +319,7 @@ def _decompress(
     return [compression.decompress(t, c) for t, c in zip(tensors, contexts, strict=True)]
 
 
-class _DifferentiableAllreduce(torch.autograd.Function):
+class _DifferentiableGroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -338,7 +338,7 @@ class _DifferentiableAllreduce(torch.autograd.Function):
         return None, None, None, *grads
 
 
-class _DifferentiableAllgather(torch.autograd.Function):
+class _DifferentiableGroupedAllgather(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
@@ -360,7 +360,7 @@ class _DifferentiableAllgather(torch.autograd.Function):
         return None, None, *grads
 
 
-class _DifferentiableReducescatter(torch.autograd.Function):
+class _DifferentiableGroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

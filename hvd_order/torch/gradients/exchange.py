@@ -39,7 +39,7 @@ from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.sum_use import SumUse
 from hvd_order.torch.updates import clean_room, overlap
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
-from hvd_order.torch.updates.separability import Verdict
+from hvd_order.torch.updates.separability import Separability
 
 __all__: list[str] = []
 
@@ -57,7 +57,7 @@ class GradientExchange:
     def __init__(
         self,
         optimizer: Optimizer,
-        verdict: Verdict,
+        verdict: Separability,
         entries: Sequence[ParameterEntry],
         frozen: Sequence[ParameterEntry],
         channel: ModelChannel,

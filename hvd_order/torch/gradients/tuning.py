@@ -2,7 +2,7 @@
 
 A plan gives the first choice, and a choice that an earlier run has confirmed is not tried again.
 If steps later become clearly longer or shorter than with the choice, the choice is made anew
-(plan/watch.py).
+(base/link/drift_detector.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import replace
 import torch
 
 from hvd_order.base.link.advice import run_line
+from hvd_order.base.link.drift_detector import Drift, DriftDetector
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.base.link.tuner import Tuner, candidates, distinct
-from hvd_order.base.link.watch import Drift, Watch
 from hvd_order.base.plan.plan_file import Confirmed, Plan
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.model_channel import ModelChannel
@@ -30,7 +30,7 @@ __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
 
-_LONGEST_PATIENCE = 64  # the watch checks twice a minute at first, twice an hour at last
+_LONGEST_PATIENCE = 64  # the detector checks twice a minute at first, twice an hour at last
 
 
 class Tuning:
@@ -59,7 +59,7 @@ class Tuning:
         self._device = device
         self._plan = plan
         self._tuner: Tuner | None = None
-        self._watch: Watch | None = None
+        self._detector: DriftDetector | None = None
         self._patience = 1
         self._separable = separable
         self._counted_at = host.steps  # when hold-ups were last counted
@@ -80,12 +80,12 @@ class Tuning:
             if confirmed is None or confirmed.ranks != host.size:
                 self._try_rivals()
             else:
-                self._watch = Watch(confirmed.step_s)
+                self._detector = DriftDetector(confirmed.step_s)
         host.settled = self.done
         if plan is not None:
             self._tell(plan)
         if self.done:
-            self._tell_outlook(None if self._watch is None else self._watch.expected_s)
+            self._tell_outlook(None if self._detector is None else self._detector.expected_s)
 
     def _advice(self, again: bool = False) -> SliceSettings:
         may_be_split = (
@@ -166,15 +166,15 @@ class Tuning:
                         self._share_engine()
                     else:
                         self._go_on(self._tuner, mine_s)
-        elif self._watch is not None:
-            seen_s = self._watch.step_taken(now_s)
+        elif self._detector is not None:
+            seen_s = self._detector.step_taken(now_s)
             if seen_s is not None:
                 with self._channel.turn():
                     if self._is_newly_shared:
                         flush()
                         self._share_engine()
                     else:
-                        self._compare(self._watch, seen_s, flush)
+                        self._compare(self._detector, seen_s, flush)
 
     @property
     def _is_newly_shared(self) -> bool:
@@ -188,7 +188,7 @@ class Tuning:
     def _share_engine(self) -> None:
         """Begins trials anew without planned orders, which cover one model only."""
         self._shared = self._host.shared
-        self._watch = None
+        self._detector = None
         if self._tries:
             self._use(self._advised)
             self._try_rivals()
@@ -204,7 +204,7 @@ class Tuning:
         self._tuner = None
         self._host.engine.take_counts()
         self._counted_at = self._host.steps
-        self._watch = Watch(tuner.chosen_s, self._patience, expected=False)
+        self._detector = DriftDetector(tuner.chosen_s, self._patience, expected=False)
         self._host.settled = True
         self._note(tuner.chosen_s)
         if self._host.rank == 0:
@@ -219,21 +219,21 @@ class Tuning:
             link = self._host.link(self._device)
             _log.info(run_line(link, self._model.size_bytes, self._host.size, step_s))
 
-    def _compare(self, watch: Watch, mine_s: float, flush: Callable[[], object]) -> None:
+    def _compare(self, detector: DriftDetector, mine_s: float, flush: Callable[[], object]) -> None:
         """Compares the last step times of all ranks; begins new trials after a lasting change."""
-        is_first = watch.expected_s is None
+        is_first = detector.expected_s is None
         alone = len(self._host.models) == 1
         _, hold_ups = self._host.engine.take_counts()
         steps = max(self._host.steps - self._counted_at, 1)
         self._counted_at = self._host.steps
         everyone: Sequence[tuple[float, float, bool]] = self._channel.gather(
-            "what its watch has seen", (mine_s, hold_ups / steps, alone)
+            "what its drift detector has seen", (mine_s, hold_ups / steps, alone)
         )
-        drift = watch.compared(
+        drift = detector.compared(
             [seen_s for seen_s, _, _ in everyone], max(late for _, late, _ in everyone)
         )
-        if is_first and watch.expected_s is not None:
-            self._note(watch.expected_s)
+        if is_first and detector.expected_s is not None:
+            self._note(detector.expected_s)
         if drift is not None:
             flush()
             self._try_again(drift, measure=all(alone for _, _, alone in everyone))
@@ -256,7 +256,7 @@ class Tuning:
             )  # waits until no rank has anything in flight
             self._advised = self._advice(again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
-        self._watch = None
+        self._detector = None
         self._try_rivals()
         self._host.settled = self.done
 

@@ -28,7 +28,7 @@ from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.shard_sums import ShardSums
 from hvd_order.torch.sums.sum_use import USES, SumUse
 from hvd_order.torch.updates import overlap, partial_step
-from hvd_order.torch.updates.separability import Verdict, separability, tell
+from hvd_order.torch.updates.separability import Separability, separability, tell
 
 __all__: list[str] = []
 
@@ -73,7 +73,7 @@ def make_exchange(
     host = engine_host.engine_host(number, options.process_set.ranks, options.comm)
     channel = ModelChannel(host, next_key(number, entries))
     trainable = [entry for entry in entries if entry.parameter.requires_grad]
-    verdict = Verdict(False, False, overlap.SWITCHED_OFF)
+    verdict = Separability(False, False, overlap.SWITCHED_OFF)
     if host.job.config.cross_iteration or options.sharded:
         verdict = separability(optimizer, type(optimizer), options.separable)
         if host.rank == 0:
@@ -104,7 +104,7 @@ def make_exchange(
 
 def _use_of_sums(
     optimizer: Optimizer,
-    verdict: Verdict,
+    verdict: Separability,
     trainable: Sequence[ParameterEntry],
     channel: ModelChannel,
     options: ExchangeOptions,

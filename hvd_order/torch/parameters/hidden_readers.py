@@ -75,7 +75,7 @@ class HiddenReaders:
             enter: finishes parameters that are about to be read.
         """
         self._enter = graph_capture.outside(enter)
-        self._finished_at: dict[int, _Entry] = {}  # by the module's id
+        self._finished_at: dict[int, _EnteredModule] = {}  # by the module's id
         self._hooks: list[Any] = []  # finish what those modules read
         weakref.finalize(self, _remove, self._hooks).atexit = False
         weakref.finalize(self, _watchers.end, id(self)).atexit = False
@@ -169,7 +169,7 @@ class HiddenReaders:
     def _finish_at(self, module: torch.nn.Module, entry: ParameterEntry) -> None:
         at_entry = self._finished_at.get(id(module))
         if at_entry is None or at_entry.module() is not module:
-            at_entry = self._finished_at[id(module)] = _Entry(weakref.ref(module))
+            at_entry = self._finished_at[id(module)] = _EnteredModule(weakref.ref(module))
         at_entry.parameters.setdefault(entry, entry.parameter)
         if not self._hooks:
             self._hooks.append(_finish_at_entry(self._finished_at, self._enter))
@@ -249,14 +249,14 @@ _watchers = _Watchers()
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _EnteredModule:
     """The parameters to finish whenever a module is entered."""
 
     module: weakref.ref[torch.nn.Module]
     parameters: dict[ParameterEntry, torch.Tensor] = field(default_factory=dict)
 
 
-def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
+def _finish_at_entry(finished_at: dict[int, _EnteredModule], enter: Enter) -> Any:
     """A handle of the hook that finishes at entry; the hook must not keep the exchange alive."""
 
     def before(module: torch.nn.Module, _args: Any) -> None:

@@ -162,7 +162,7 @@ def _ordinary(tensor: Any) -> Any:
     return tensor
 
 
-class _Guarded:
+class _GuardedTensor:
     """Completes a tensor before it is read; it is an ordinary one afterwards."""
 
     __slots__ = ()
@@ -183,7 +183,7 @@ class _Guarded:
 # ---- parameters --------------------------------------------------------------------------------
 
 
-class _Failure:
+class _RaisingTorchFunction:
     """The ``__torch_function__`` of a parameter that could not be finished: raises the reason.
 
     torch ignores an error from where it asks for the function.
@@ -215,7 +215,7 @@ class _FinishedWhenAsked:
             try:
                 settle(parameter)
             except BaseException as error:
-                failure = vars(parameter)[_FAILURE] = _Failure(parameter, error)
+                failure = vars(parameter)[_FAILURE] = _RaisingTorchFunction(parameter, error)
         return _NO_FUNCTION if failure is None else failure
 
 
@@ -226,7 +226,7 @@ def _before_grad_attribute(tensor: torch.Tensor) -> None:
         guard.before_grad_attribute(tensor)
 
 
-class _Pending(_Guarded):
+class _Pending(_GuardedTensor):
     """Marks the classes of pending parameters beside the user's classes."""
 
     __slots__ = ()
@@ -339,7 +339,7 @@ def _call_beside(
                 gradient.__class__ = InFlightGradient
 
 
-class InFlightGradient(_Guarded, torch.Tensor):  # type: ignore[misc]
+class InFlightGradient(_GuardedTensor, torch.Tensor):  # type: ignore[misc]
     """A gradient that is being summed over the ranks."""
 
     __slots__ = ()

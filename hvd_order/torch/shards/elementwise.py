@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.updates.partial_step import InnerStep
-from hvd_order.torch.updates.separability import Verdict
+from hvd_order.torch.updates.separability import Separability
 from hvd_order.torch.updates.trial_copy import state_like, trial_copy, trial_settings
 from hvd_order.torch.updates.values import same
 
@@ -30,7 +30,9 @@ _SIZES = (1.0, 30.0, 1e-3, 1.0)
 _TOLERANCE = 1e-5  # kernels may round the last elements of a tensor in another way
 
 
-def require(optimizer: Optimizer, base: type[Optimizer], step: InnerStep, verdict: Verdict) -> None:
+def require(
+    optimizer: Optimizer, base: type[Optimizer], step: InnerStep, verdict: Separability
+) -> None:
     """Refuses an optimizer that cannot be sharded.
 
     Nothing runs or changes ``optimizer`` itself.

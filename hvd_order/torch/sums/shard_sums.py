@@ -18,7 +18,7 @@ from hvd_order.torch.shards.model_shards import ModelShards, NamedGather, requir
 from hvd_order.torch.shards.shard_update import take_answers
 from hvd_order.torch.sums.sum_use import Model, Step, SumUse, refuse_resized
 from hvd_order.torch.updates.partial_step import InnerStep
-from hvd_order.torch.updates.separability import Verdict
+from hvd_order.torch.updates.separability import Separability
 
 __all__: list[str] = []
 
@@ -33,7 +33,7 @@ class ShardSums(SumUse):
         self,
         optimizer: Optimizer,
         step: InnerStep,
-        verdict: Verdict,
+        verdict: Separability,
         channel: ModelChannel,
         gather: NamedGather,
         entries: Sequence[ParameterEntry],

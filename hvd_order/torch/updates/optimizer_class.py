@@ -41,7 +41,7 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
     members = {**ours, "step": step, "__module__": base.__module__}
     distributed: Any = type(base.__name__, (base,), members)
     distributed._hvd_ordinary = distributed
-    distributed._hvd_guarded = type(base.__name__, (_Guarded, distributed), {})
+    distributed._hvd_guarded = type(base.__name__, (_GuardedOptimizer, distributed), {})
     changed.__class__ = distributed
 
 
@@ -58,7 +58,7 @@ _HARMLESS_TO_READ = frozenset([
 _HARMLESS_TO_SET = frozenset(["param_groups", "_opt_called", "_step_count"])
 
 
-class _Guarded:
+class _GuardedOptimizer:
     """Applies deferred updates before an attribute is read or changed."""
 
     def __getattribute__(self, name: str) -> Any:

@@ -32,7 +32,7 @@ _CURE = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Separability:
     """Whether updates may be deferred.
 
     Attributes:
@@ -51,7 +51,7 @@ class Verdict:
 
 def separability(
     optimizer: Optimizer, base: type[Optimizer], declared: bool | None = None
-) -> Verdict:
+) -> Separability:
     """Decides for one optimizer in its current state.
 
     Args:
@@ -63,7 +63,7 @@ def separability(
     if declared is None:
         declared = _declared_by_class(base)
     if declared is False:
-        return Verdict(False, False, f"{name} was declared as not separable")
+        return Separability(False, False, f"{name} was declared as not separable")
     read = known_optimizers.reading(optimizer, base)
     replaced = None if read is None else known_optimizers.replaced_method(optimizer, base)
     if read is None or replaced is not None:
@@ -72,19 +72,20 @@ def separability(
             what = f"{name} is not known to" if replaced is None else (
                 f"{replaced} has been replaced, so {name} is not known any more to"
             )  # fmt: skip
-            return Verdict(False, False, f"{what} update each parameter by itself; {_CURE}", False)
+            reason = f"{what} update each parameter by itself; {_CURE}"
+            return Separability(False, False, reason, False)
     elif read.objection is not None:
-        return Verdict(False, False, f"{name}: {read.objection}", not declared)
+        return Separability(False, False, f"{name}: {read.objection}", not declared)
     known = read is not None
     found = optimizer_reach.objection(optimizer, base, known) or optimizer_reach.sharing(optimizer)
     if found is not None:
-        return Verdict(False, False, f"{name}: {found}", False)
+        return Separability(False, False, f"{name}: {found}", False)
     found = separability_trial.difference(optimizer, base, inner_step(base), known)
     if found is not None:
-        return Verdict(False, False, f"{name}: in a trial, {found}", False)
+        return Separability(False, False, f"{name}: in a trial, {found}", False)
     if read is None:
-        return Verdict(True, False, f"{name} was declared as separable")
-    return Verdict(
+        return Separability(True, False, f"{name} was declared as separable")
+    return Separability(
         True, read.evaluates_closure_once, f"{name} is known to update each parameter by itself"
     )
 
@@ -98,7 +99,7 @@ def _declared_by_class(base: type[Optimizer]) -> bool | None:
     return None
 
 
-def tell(verdict: Verdict) -> None:
+def tell(verdict: Separability) -> None:
     """Logs why updates are not deferred, once for each reason."""
     if verdict.separable or verdict.reason in _said:
         return

@@ -62,7 +62,9 @@ def difference(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 trials = [
-                    _Trial(optimizer, base, step, known, like, with_state, sparse).run(parts)
+                    _TrialOptimizer(optimizer, base, step, known, like, with_state, sparse).run(
+                        parts
+                    )
                     for parts in (_AT_ONCE, _IN_PARTS)
                 ]
             if generators.used():
@@ -77,7 +79,7 @@ def difference(
     return failure.splitlines()[0]
 
 
-class _Trial:
+class _TrialOptimizer:
     """A copy of the optimizer, with its own parameters and state."""
 
     def __init__(

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_order.servers.balance.balancer import Balancer, Change
+from hvd_order.servers.balance.balancer import Balancer, Rebalance
 
 
 @dataclass
@@ -55,9 +55,9 @@ class Run:
     """What happened: the true time of every step, and the changes after it."""
 
     steps_s: list[float] = field(default_factory=list)
-    changes: list[tuple[int, Change]] = field(default_factory=list)
+    changes: list[tuple[int, Rebalance]] = field(default_factory=list)
 
-    def of(self, why: str) -> list[Change]:
+    def of(self, why: str) -> list[Rebalance]:
         return [change for _, change in self.changes if change.why == why]
 
     def moved_bytes(self) -> int:
@@ -79,7 +79,7 @@ def drive(
     """
     run = Run()
     in_force = balancer.assignment
-    waiting: list[tuple[int, Change]] = []
+    waiting: list[tuple[int, Rebalance]] = []
     for step in range(steps):
         servers.speeds.update((speeds_at or {}).get(step, {}))
         while waiting and waiting[0][0] <= step:

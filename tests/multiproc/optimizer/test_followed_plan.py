@@ -19,7 +19,7 @@ from torch import nn
 import hvd_order.torch as hvd
 from hvd_order._native._core import SliceLayout
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.link import watch
+from hvd_order.base.link import drift_detector
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
 from hvd_order.base.plan.plan_file import Confirmed, Plan, PlanCandidate, read_plan
@@ -389,8 +389,8 @@ def sleeps_longer_later() -> Iterator[float]:
 def body_drift(env: dict[str, str]) -> Run:
     """Looks come every 30 steps instead of twice a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "INTERVAL_S", 0.0)
-        patch.setattr(watch, "LEAST_STEPS", 30)
+        patch.setattr(drift_detector, "INTERVAL_S", 0.0)
+        patch.setattr(drift_detector, "LEAST_STEPS", 30)
         return train(env, sleeps_longer_later(), None, 0)
 
 

@@ -26,7 +26,7 @@ from hvd_order.servers.launch import job_servers as launch_servers
 from hvd_order.servers.launch.server_processes import ServerProcesses
 from hvd_order.servers.process import coordinator
 from hvd_order.servers.scaling.hint import Hint
-from hvd_order.servers.scaling.policy import Decision
+from hvd_order.servers.scaling.policy import ScalingDecision
 from hvd_order.servers.worker import connections
 from hvd_order.servers.worker.client import require_servers
 
@@ -79,11 +79,11 @@ class Scripted:
 
     def step(
         self, _step_s: float, _busy_s: float, _balancer: Balancer, _servers: Collection[int]
-    ) -> Decision | None:
+    ) -> ScalingDecision | None:
         if self.acting or not self.plan:
             return None
         self.acting = True
-        return Decision(self.plan[0], 0.0)
+        return ScalingDecision(self.plan[0], 0.0)
 
     def done(self, newcomer: int | None) -> None:
         self.server_joined.append(newcomer)

@@ -8,8 +8,8 @@ import pytest
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.environment import (
-    Placement,
     RankInfo,
+    RankPlacement,
     first_host,
     placement,
     rank_info,
@@ -209,8 +209,8 @@ def test_placement_counts_as_horovod_does() -> None:
     hosts = ["a", "b", "a", "a"]
     found: list[Any] = [placement(hosts, rank) for rank in range(4)]
     assert found == [
-        Placement(local_rank=0, local_size=3, cross_rank=0, cross_size=2),
-        Placement(local_rank=0, local_size=1, cross_rank=1, cross_size=2),
-        Placement(local_rank=1, local_size=3, cross_rank=0, cross_size=1),
-        Placement(local_rank=2, local_size=3, cross_rank=0, cross_size=1),
+        RankPlacement(local_rank=0, local_size=3, cross_rank=0, cross_size=2),
+        RankPlacement(local_rank=0, local_size=1, cross_rank=1, cross_size=2),
+        RankPlacement(local_rank=1, local_size=3, cross_rank=0, cross_size=1),
+        RankPlacement(local_rank=2, local_size=3, cross_rank=0, cross_size=1),
     ]

@@ -15,7 +15,7 @@ from hvd_order.launch.hosts import Host
 from hvd_order.launch.jobs import driver as module
 from hvd_order.launch.jobs.driver import Driver, explain
 from hvd_order.launch.jobs.formation_file import read_formation
-from hvd_order.launch.jobs.formations import Failure
+from hvd_order.launch.jobs.formations import WorkerFailure
 from hvd_order.launch.request import ElasticRules, LaunchRequest
 
 Message = dict[str, Any]
@@ -247,8 +247,8 @@ def test_a_host_that_ends_before_the_others_have_finished_is_lost(job: Job) -> N
 
 
 def test_signals_without_a_name_are_numbered() -> None:
-    assert explain(Failure(3, -9)) == "rank 3 was ended by SIGKILL"
-    assert explain(Failure(3, -40)) == "rank 3 was ended by signal 40"
+    assert explain(WorkerFailure(3, -9)) == "rank 3 was ended by SIGKILL"
+    assert explain(WorkerFailure(3, -40)) == "rank 3 was ended by signal 40"
 
 
 def test_sigterm_lets_a_job_that_keeps_its_commits_reach_the_next_one(

@@ -45,7 +45,7 @@ class FakeTransport:
         keeps: the server that each slice's state is on, where that is not its owner's.
     """
 
-    def __init__(self, servers: int, answers: messages.Answers) -> None:
+    def __init__(self, servers: int, answers: messages.ServerAnswers) -> None:
         self.there = list(range(servers))
         self.answers = answers
         self.speed = 10.0 * MIB
@@ -88,7 +88,7 @@ class World:
 
     def __init__(self, servers: int, limit_s: float = LIMIT_S, **settings: Any) -> None:
         self.now_s = 0.0
-        self.answers = messages.Answers(timedelta(seconds=limit_s))
+        self.answers = messages.ServerAnswers(timedelta(seconds=limit_s))
         self.transport = FakeTransport(servers, self.answers)
         config = Config(timeout=timedelta(seconds=limit_s), servers=servers, **settings)
         fake: Any = self.transport

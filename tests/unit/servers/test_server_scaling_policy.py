@@ -12,7 +12,7 @@ from helpers.oracles.simulated_servers import SimulatedServers
 
 from hvd_order.servers.balance.assignment import assign
 from hvd_order.servers.balance.balancer import Balancer
-from hvd_order.servers.scaling.policy import Decision, ScalingPolicy
+from hvd_order.servers.scaling.policy import ScalingDecision, ScalingPolicy
 
 MIB = 2**20
 FULL = 20.0 * MIB  # bytes a second
@@ -36,9 +36,9 @@ class Job:
     slices: int = 80
     line: float = float("inf")
     noise: float = 0.02
-    refuse: Callable[[Decision], bool] = lambda _decision: False
+    refuse: Callable[[ScalingDecision], bool] = lambda _decision: False
     step: int = 0
-    decisions: list[tuple[int, Decision]] = field(default_factory=list)
+    decisions: list[tuple[int, ScalingDecision]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sizes = [MIB] * self.slices
@@ -86,7 +86,7 @@ class Job:
         else:
             self.carry_out(decision)
 
-    def carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: ScalingDecision) -> None:
         newcomer = None
         if decision.hint.action != "scale_in":
             newcomer = max(self.speeds) + 1

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from hvd_order.base.config import Config
 from hvd_order.servers.access.silence import Silence
-from hvd_order.servers.process.signs_of_life import longest_silence
+from hvd_order.servers.process.heartbeat import longest_silence
 
 
 class World:

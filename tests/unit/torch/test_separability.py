@@ -18,14 +18,14 @@ from torch.optim import SGD, Adam, Optimizer
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.updates import optimizer_class, partial_step, separability
-from hvd_order.torch.updates.separability import Verdict
+from hvd_order.torch.updates.separability import Separability
 
 
 def parameters(count: int = 2) -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(3, 3)) for _ in range(count)]
 
 
-def verdict(optimizer: Optimizer, declared: bool | None = None) -> Verdict:
+def verdict(optimizer: Optimizer, declared: bool | None = None) -> Separability:
     return separability.separability(optimizer, type(optimizer), declared)
 
 

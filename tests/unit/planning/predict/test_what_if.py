@@ -16,7 +16,7 @@ from helpers.oracles.graphs import chain, random_graph, with_backward
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.advice import Outlook, advise, run_line
-from hvd_order.base.link.link_fit import Stream, fit_link
+from hvd_order.base.link.link_fit import SliceStream, fit_link
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
@@ -95,19 +95,21 @@ def test_a_measured_link_changes_with_ranks_as_a_ring_does() -> None:
 
 def test_a_fit_finds_the_line_and_survives_noise() -> None:
     sizes = (2**16, 2**18, 2**20, 2**22)
-    exact = fit_link(1e-4, [Stream(n, 2e-4 + 1e-9 * n) for n in sizes])
+    exact = fit_link(1e-4, [SliceStream(n, 2e-4 + 1e-9 * n) for n in sizes])
     assert (exact.slice_cost_s, exact.seconds_per_byte) == pytest.approx((2e-4, 1e-9))
     noise = random.Random(1)
-    near = fit_link(1e-4, [Stream(n, (2e-4 + 1e-9 * n) * noise.uniform(1, 1.1)) for n in sizes])
+    near = fit_link(
+        1e-4, [SliceStream(n, (2e-4 + 1e-9 * n) * noise.uniform(1, 1.1)) for n in sizes]
+    )
     assert near.slice_cost_s == pytest.approx(2e-4, rel=0.2)
     assert near.seconds_per_byte == pytest.approx(1e-9, rel=0.2)
     # The cost is no less than half the latency, as where training measures.
-    assert fit_link(1e-2, [Stream(n, 1e-9 * n) for n in sizes]).slice_cost_s == 5e-3
-    flat = fit_link(0.0, [Stream(n, 1e-3) for n in sizes])
+    assert fit_link(1e-2, [SliceStream(n, 1e-9 * n) for n in sizes]).slice_cost_s == 5e-3
+    flat = fit_link(0.0, [SliceStream(n, 1e-3) for n in sizes])
     assert flat.seconds_per_byte > 0
-    falling = fit_link(0.0, [Stream(n, 1 / n) for n in sizes])
+    falling = fit_link(0.0, [SliceStream(n, 1 / n) for n in sizes])
     assert falling.seconds_per_byte > 0
-    for streams in ([Stream(1, 1.0)] * 2, [Stream(1, 0.0), Stream(2, 1.0)]):
+    for streams in ([SliceStream(1, 1.0)] * 2, [SliceStream(1, 0.0), SliceStream(2, 1.0)]):
         with pytest.raises(InvalidUsage):
             fit_link(0.0, streams)
 

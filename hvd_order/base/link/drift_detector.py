@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Drift", "Watch"]
+__all__ = ["Drift", "DriftDetector"]
 
 INTERVAL_S = 30.0  # between two measurements
 LEAST_STEPS = 100  # least number of steps between two measurements
@@ -29,7 +29,7 @@ class Drift:
     late: bool = False
 
 
-class Watch:
+class DriftDetector:
     """Measures some steps now and then. Equal input gives equal results on all ranks.
 
     The ranks compare what they have seen after the same steps, at most twice a minute. A change

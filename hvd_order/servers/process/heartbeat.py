@@ -1,4 +1,4 @@
-"""Signs of life: detects a server whose process exists but no longer runs.
+"""Heartbeats: detects a server whose process exists but no longer runs.
 
 A killed server's connections break; those of a stopped server, or of a frozen host, stay open. So
 each server keeps a number in the store that grows several times within the longest silence::
@@ -27,10 +27,10 @@ from hvd_order.servers.access.silence import Silence
 from hvd_order.servers.process import messages
 from hvd_order.servers.worker.connections import PARTING_S, MeetingPoint
 
-__all__ = ["Pulse", "Watch", "longest_silence"]
+__all__ = ["Heartbeat", "HeartbeatMonitor", "longest_silence"]
 
 _LOOKS = 8  # within the longest silence
-_MOST_S = 1.0  # between two signs
+_MOST_S = 1.0  # between two beats
 
 
 def longest_silence(config: Config) -> timedelta:
@@ -46,14 +46,14 @@ def _key(server: int) -> str:
     return f"server/{server}/alive"
 
 
-class Pulse:
-    """A server's own sign of life; it also detects that the server did not run.
+class Heartbeat:
+    """A server's own heartbeat; it also detects that the server did not run.
 
     Thread safety: all methods may be called from any thread.
     """
 
     def __init__(self, meeting: MeetingPoint, server: int, limit: timedelta) -> None:
-        """Starts; the first sign is in the store when this returns."""
+        """Starts; the first beat is in the store when this returns."""
         self._beat_s = time.monotonic()
         self._limit_s = limit.total_seconds()
         self._away_s = 0.0  # the last long pause
@@ -63,7 +63,7 @@ class Pulse:
         self._interval_s = _interval_s(limit)
         self._store.set(self._key, "0")
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
@@ -91,12 +91,12 @@ class Pulse:
         return self._away_s if now_s - self._back_s < self._limit_s else 0.0
 
     def close(self) -> None:
-        """Stops the signs."""
+        """Stops the beats."""
         self._closing.set()
         self._thread.join(PARTING_S)
 
 
-class Watch:
+class HeartbeatMonitor:
     """A worker's observation of the servers, on a thread of its own."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Watch:
         self._store: PrefixStore | None = None
         self._store_is_silent = False
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="heartbeat monitor", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:

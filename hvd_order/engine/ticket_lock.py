@@ -8,8 +8,8 @@ from collections.abc import Callable
 __all__: list[str] = []
 
 
-class Turns:
-    """The turns of one engine: tickets, which all ranks draw in the same order.
+class TicketLock:
+    """Gives turns in the order of tickets, which all ranks draw in the same order.
 
     Thread safety: all methods may be called from any thread.
     """
