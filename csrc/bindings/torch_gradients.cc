@@ -206,8 +206,9 @@ void bindGradients(py::module_& m) {
       "Gives a tensor in a buffer, and all that share its storage, memory of their own.");
   m.def("places", &places, py::arg("entries"), py::arg("parameters"), "Where all gradients are.");
   m.def(
-      "tensor_ready", &tensorReady, py::arg("engine"), py::arg("transport"), py::arg("model"),
-      py::arg("tensor"), py::arg("gradient"), py::call_guard<py::gil_scoped_release>(),
+      "mark_ready_when_computed", &markReadyWhenComputed, py::arg("engine"), py::arg("transport"),
+      py::arg("model"), py::arg("tensor"), py::arg("gradient"),
+      py::call_guard<py::gil_scoped_release>(),
       "Marks a gradient ready once its device has computed it.");
 }
 

@@ -98,8 +98,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// for it. A call of `tensorReady` must follow.
   void announce(TensorKey tensor);
 
-  /// Marks the gradient of `tensor` as being in its buffer; it is sent when its turn comes. While a
-  /// device still carries the tensor's exchange of the step before, its turn cannot come.
+  /// Marks the gradient of `tensor` as being in its buffer (Scheduler::tensorReady); it is sent
+  /// when its turn comes. While a device still carries the tensor's exchange of the step before,
+  /// its turn cannot come.
   void tensorReady(TensorKey tensor);
 
   /// Same as Completion::computed.

@@ -99,7 +99,8 @@ class Agreement {
     scheduler_.reserve(largestBytes);
   }
 
-  /// The gradient of `tensor` is in its buffer. Same as Scheduler::tensorReady.
+  /// Passes the event to Scheduler::tensorReady, and each slice that became ready to `sliceReady`.
+  /// @return these slices; valid until the next call.
   const std::vector<SliceKey>& tensorReady(TensorKey tensor);
   /// Handles a message from rank `from`.
   virtual void received(Rank from, std::span<const SliceKey> slices) = 0;

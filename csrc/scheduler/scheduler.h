@@ -78,7 +78,8 @@ class Scheduler final {
   [[nodiscard]] bool idle(ModelId model) const;
   [[nodiscard]] const SliceLayout& layout(ModelId model) const;
 
-  /// The gradient of `tensor` is in its buffer.
+  /// The gradient of `tensor` is in its buffer. The event has one name on all layers:
+  /// Engine::tensorReady passes it to Agreement::tensorReady, and that one passes it on.
   /// @return the slices that became ready by this call; valid until the next call.
   /// @throws InvalidUsage if the tensor is already ready and not yet finished; in a split layout
   ///   also if the squares of its last step are not done.

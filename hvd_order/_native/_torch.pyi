@@ -456,7 +456,7 @@ def unpack(
 def read_use_flags(flags: Sequence[torch.Tensor]) -> list[float]:
     """The values of use flags whose sums have arrived; waits for no other work of the device."""
 
-def tensor_ready(
+def mark_ready_when_computed(
     engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor
 ) -> None:
     """Marks a gradient ready once its device has computed it."""

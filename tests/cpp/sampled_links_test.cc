@@ -169,7 +169,7 @@ class Traffic final {
           end();
         }
       }
-      settle();
+      beginTurns();
     }
   }
 
@@ -214,7 +214,7 @@ class Traffic final {
     ends_.begin(plain_.route(number), bytes);
   }
 
-  void settle() {
+  void beginTurns() {
     for (const std::uint32_t number : ended_) {
       if (random_() % 3 > 0) {
         turnTo(number);
@@ -228,7 +228,7 @@ class Traffic final {
     if (links_.share()) {
       ends_.setRates(links_);
     }
-    ends_.settle();
+    ends_.findEarliest();
     plain_.share();
   }
 
@@ -253,7 +253,7 @@ TEST(turns_end_when_their_bytes_are_sent) {
 }
 
 /// Turns of so many bytes begin at once; 0: none.
-/// @return those that end first, seen before anything is settled.
+/// @return those that end first, seen before `findEarliest`.
 std::vector<std::uint32_t> firstEnds(const Setup& setup, const std::vector<double>& bytes) {
   SharedLinks links = linksOf(setup);
   Clock clock;
@@ -267,7 +267,7 @@ std::vector<std::uint32_t> firstEnds(const Setup& setup, const std::vector<doubl
   }
   CHECK(links.share());
   ends.setRates(links);
-  ends.settle();
+  ends.findEarliest();
   clock.moveTo(ends.earliestS());
   std::vector<std::uint32_t> ended;
   while (ends.earliestS() <= clock.nowS()) {

@@ -34,7 +34,7 @@ def is_ready_late(device: torch.device) -> None:
     transport.set_buffers(0, [flat], layout)
     engine.add_model(0, layout)
     busy = Busy(device)
-    native.tensor_ready(engine, transport, 0, 0, flat)  # NCCL connects at the first use
+    native.mark_ready_when_computed(engine, transport, 0, 0, flat)  # NCCL connects at the first use
     engine.wait(0, 0)
 
     for number, stream in enumerate(
@@ -48,7 +48,7 @@ def is_ready_late(device: torch.device) -> None:
             begin_ns = time.monotonic_ns()
             busy.enqueue(_BUSY_S)
             flat.copy_(value)
-            native.tensor_ready(engine, transport, 0, 0, flat)
+            native.mark_ready_when_computed(engine, transport, 0, 0, flat)
             hook_s = (time.monotonic_ns() - begin_ns) / 1e9
             pending = engine.stages(0)[0]
         engine.wait(0, 0)

@@ -43,7 +43,7 @@ def check_issue_cost(device: torch.device) -> Finding:
             begin = time.perf_counter()
             for i, buffer in enumerate(buffers):
                 buffer.add_(1)
-                native.tensor_ready(engine, transport, 0, i, buffer)
+                native.mark_ready_when_computed(engine, transport, 0, i, buffer)
             for i in range(count):
                 engine.wait(0, i)
             finish(device)

@@ -5,9 +5,10 @@
 
 #include "base/error.h"
 
-// A request's path: it waits in `asks`; `settle` then skips it, if it would be too late, or admits
-// it, alone or in a group. The admission is open until the push, or the helper's sum, has come to
-// the owner (`came`), waits as `arrived` until it is applied, and then the tensor is settled again.
+// A request's path: it waits in `asks`; `admitNext` then skips it, if it would be too late, or
+// admits it, alone or in a group. The admission is open until the push, or the helper's sum, has
+// come to the owner (`came`), waits as `arrived` until it is applied, and then the next one is
+// admitted.
 //
 // Invariants: at most one admission is open for each tensor, and nothing is admitted while an
 // update waits to be applied: what is late is known only then. A listener is told only after the
@@ -18,7 +19,7 @@ class BoundedDelay::WaitingTensor final : public PushWindows::WaitingSlice {
  public:
   WaitingTensor(BoundedDelay& owner, TensorId tensor) : owner_(owner), tensor_(tensor) {}
   void admit() override {
-    owner_.settle(tensor_);
+    owner_.admitNext(tensor_);
   }
 
  private:
@@ -72,7 +73,7 @@ PushWindows::Key BoundedDelay::keyOf(TensorId number) const {
 void BoundedDelay::ask(const Transfer& push) {
   SimulatedTensor& tensor = tensors_[push.tensor];
   tensor.asks.push_back({push, tensor.read[push.worker]});
-  settle(push.tensor);
+  admitNext(push.tensor);
 }
 
 bool BoundedDelay::partCame(TensorId number) {
@@ -108,7 +109,7 @@ std::vector<Transfer> BoundedDelay::applied(TensorId number) {
 }
 
 void BoundedDelay::proceed(TensorId number) {
-  settle(number);
+  admitNext(number);
   for (const auto& [windows, sender] : std::exchange(freed_, {})) {
     while (const auto next = windows->next(sender)) {
       next->admit();
@@ -124,7 +125,7 @@ void BoundedDelay::reads(TensorId number, std::uint32_t worker) {
   tensors_[number].read[worker] = tensors_[number].sent[worker];
 }
 
-void BoundedDelay::settle(TensorId number) {
+void BoundedDelay::admitNext(TensorId number) {
   SimulatedTensor& tensor = tensors_[number];
   if (tensor.arrived || tensor.asks.empty()) {
     return;
@@ -174,7 +175,8 @@ std::vector<WaitingUpdate> BoundedDelay::waitingUpdates(
   return updates;
 }
 
-// Admits the first candidate whose connection has room; if none has, the waiter is called when one has.
+// Admits the first candidate whose connection has room; if none has, the waiter is called when one
+// has.
 void BoundedDelay::admitOneOf(
     SimulatedTensor& tensor,
     TensorId number,

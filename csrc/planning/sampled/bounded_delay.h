@@ -99,7 +99,7 @@ class BoundedDelay final {
   };
   class WaitingTensor;
 
-  void settle(TensorId number);
+  void admitNext(TensorId number);
   [[nodiscard]] std::vector<WaitingUpdate> waitingUpdates(
       const SimulatedTensor& tensor,
       TensorId number) const;

@@ -22,7 +22,7 @@
 // connections of both directions, and is there when both are done with it.
 //
 // The stages off the connection are entries of `stages_`; a stage without a duration costs no
-// event. Rates are settled once for all events of one moment, before time goes on.
+// event. Rates are computed once for all events of one moment, before time goes on.
 
 namespace hvd_order::simulate {
 
@@ -120,8 +120,8 @@ class Simulation final : private WorkerSteps::TransferListener,
   void advance() {
     for (Connections* way : {&pulls_, &pushes_}) {
       const bool moves = !clock_.empty() && clock_.nextS() <= clock_.nowS();
-      if (way->isUnsettled() && !moves && way->nextEndS() > clock_.nowS()) {
-        way->settle();
+      if (way->hasTurnsToBegin() && !moves && way->nextEndS() > clock_.nowS()) {
+        way->beginTurns();
       }
     }
     Connections& way = pulls_.nextEndS() <= pushes_.nextEndS() ? pulls_ : pushes_;

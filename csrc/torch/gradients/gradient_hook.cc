@@ -19,7 +19,8 @@
 //    by the copier's thread if it is large and lies on the CPU, or by its device;
 // 2. shown: `parameter.grad` becomes a tensor at that place, of the class that waits for the sum
 //    when the program reads it;
-// 3. marked ready (`tensorReady`): now, when the copy is made, or when an event of the device has
+// 3. marked ready (`markReadyWhenComputed`): now, when the copy is made, or when an event of the
+// device has
 //    happened. On the CPU the last gradient of a step is kept until its pass has ended
 //    (`handOver`).
 // The engine decides when it is sent. Everything else, such as the first gradient of a pass, one of
@@ -218,7 +219,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   if (isLast) {
     last_ = LastGradient{entry.tensor, wire, std::make_shared<std::atomic<int>>(1)};
   } else {
-    tensorReady(engine_, *transport_, model, entry.tensor, wire);
+    markReadyWhenComputed(engine_, *transport_, model, entry.tensor, wire);
   }
   return true;
 }
@@ -248,14 +249,14 @@ void GradientSender::handOver(const GradientEntry& entry) {
     return;
   }
   const py::gil_scoped_release noGil;
-  tensorReady(engine_, *transport_, model, entry.tensor, entry.wire);
+  markReadyWhenComputed(engine_, *transport_, model, entry.tensor, entry.wire);
 }
 
 void GradientSender::release() {
   if (const auto held = std::exchange(last_, std::nullopt)) {
     const py::gil_scoped_release noGil;
     if (held->waits->fetch_sub(1) == 1) {
-      tensorReady(engine_, *transport_, model, held->tensor, held->wire);
+      markReadyWhenComputed(engine_, *transport_, model, held->tensor, held->wire);
     }
   }
 }
@@ -311,7 +312,7 @@ void GradientSender::sendOrdinary(
   }
 }
 
-void tensorReady(
+void markReadyWhenComputed(
     const std::shared_ptr<Engine>& engine,
     TorchTransport& transport,
     ModelId model,

@@ -190,7 +190,7 @@ GradientReach gradientReach(const GradientEntry& entry, const at::Tensor& parame
 void moveOut(const at::Tensor& gradient);
 
 /// Marks a gradient ready that is in its buffer, or will be once its device has computed it.
-void tensorReady(
+void markReadyWhenComputed(
     const std::shared_ptr<Engine>& engine,
     TorchTransport& transport,
     ModelId model,

@@ -192,7 +192,7 @@ class GradientTransfer:
             entry.wire.zero_()
             # Below zero, whatever the other ranks add.
             entry.use_flag.fill_(-2 * self._channel.host.size if given_up else 0)
-        self._model.gradients.announce(entry)
+        self._model.gradients.mark_ready(entry)
 
     # ---- in -----------------------------------------------------------------------------------
 

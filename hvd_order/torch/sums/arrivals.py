@@ -26,9 +26,9 @@ class Arrivals:
         self._first = first
         self._waits_on_device = "host_waits" not in host.job.config.debug
 
-    def announce(self, entry: ParameterEntry) -> None:
-        """Reports to the engine that the tensor is ready in ``entry.wire``."""
-        native.tensor_ready(
+    def mark_ready(self, entry: ParameterEntry) -> None:
+        """Marks the tensor ready in the engine, once its device has computed it in ``entry.wire``."""
+        native.mark_ready_when_computed(
             self._host.engine, self._host.transport, self._model, self._first + entry.tensor,
             entry.wire,
         )  # fmt: skip

@@ -382,7 +382,7 @@ class RegisteredModel:
         self._add(static_plan.arrival_plan(self._buffers.layout))
         pace = static_plan.seconds_per_byte(
             self._buffers.layout,
-            ready=lambda tensor: self.gradients.announce(self.entries[tensor]),
+            ready=lambda tensor: self.gradients.mark_ready(self.entries[tensor]),
             wait=lambda tensor: self.gradients.wait_on_host(self.entries[tensor]),
         )
         self._remove()

@@ -124,7 +124,7 @@ class ShardSums(SumUse):
             with timeline.span("update", "update", tensors=len(due)):
                 self.shards.update(optimizer, due, self._factor)
             for entry in due:
-                model.parameters.announce(entry)
+                model.parameters.mark_ready(entry)
             pending = [entry for entry in pending if not taken(entry)]
         self._updated = True
         model.arriving = model.parameters

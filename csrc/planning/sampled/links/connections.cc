@@ -54,7 +54,7 @@ const Transfer* Connections::endTurn() {
   return nullptr;
 }
 
-void Connections::settle() {
+void Connections::beginTurns() {
   for (const std::uint32_t number : toBegin_) {
     SimulatedConnection& connection = connections_[number];
     if (connection.waiting.empty()) {
@@ -67,7 +67,7 @@ void Connections::settle() {
   if (links_.share()) {
     ends_.setRates(links_);
   }
-  ends_.settle();
+  ends_.findEarliest();
 }
 
 void Connections::beginTurn(SimulatedConnection& connection) {

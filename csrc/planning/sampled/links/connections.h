@@ -40,9 +40,9 @@ struct Transmission {
 /// or to one of the `others`, which are no bottleneck themselves.
 ///
 /// A connection sends one turn after the other; while it has something to send, it is active. What
-/// comes at one moment comes together: turns begin in `settle`, before time goes on. Rates change
-/// only when a connection becomes active or idle (with Sharing::kFifo also with each turn), and are
-/// computed there, once for all changes.
+/// comes at one moment comes together: turns begin in `beginTurns`, before time goes on. Rates
+/// change only when a connection becomes active or idle (with Sharing::kFifo also with each turn),
+/// and are computed there, once for all changes.
 class Connections final {
  public:
   Connections(
@@ -61,13 +61,13 @@ class Connections final {
     return ends_.earliestS();
   }
   /// Ends that turn, at its time.
-  /// @return the transfer that ended with it, until `settle`; null if it goes on.
+  /// @return the transfer that ended with it, until `beginTurns`; null if it goes on.
   const Transfer* endTurn();
-  /// Whether `settle` must be called before time goes on.
-  [[nodiscard]] bool isUnsettled() const {
+  /// Whether `beginTurns` must be called before time goes on.
+  [[nodiscard]] bool hasTurnsToBegin() const {
     return !toBegin_.empty();
   }
-  void settle();
+  void beginTurns();
   /// Time for which the server's link has carried something.
   [[nodiscard]] double busyS(std::uint32_t server) const;
 

@@ -84,7 +84,7 @@ void TurnEnds::setRates(const SharedLinks& links) {
   }
 }
 
-void TurnEnds::settle() {
+void TurnEnds::findEarliest() {
   for (const std::uint32_t number : touched_) {
     Server& server = servers_[number];
     server.isTouched = false;

@@ -30,13 +30,14 @@ class TurnEnds final {
   /// Takes over rates that have changed now.
   void setRates(const SharedLinks& links);
   /// To be called after the calls above, before time goes on.
-  void settle();
-  /// Time at which the next turn ends; infinity if none moves. Before `settle`, only turns that end
-  /// now are regarded.
+  void findEarliest();
+  /// Time at which the next turn ends; infinity if none moves. Before `findEarliest`, only turns
+  /// that end now are regarded.
   [[nodiscard]] double earliestS() const {
     return nextS_;
   }
-  /// Ends that turn, at its time. Before `settle`, its connection must begin another one or stop.
+  /// Ends that turn, at its time. Before `findEarliest`, its connection must begin another one or
+  /// stop.
   /// @return its connection; of simultaneous ones first those with a server's rate, by server and
   ///   worker, then the others by number.
   std::uint32_t end();
