@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     assert host is not None
     for group in groups():
         group.set_link(0.0, wire_s / (4 * options.elements))
-    step_s = _step_s(model, wrapped, options.steps, settled=lambda: host.settled)
+    step_s = _step_s(model, wrapped, options.steps, settled=lambda: host.tuning_ended)
     part_s = local_s / options.layers
     optimum_s = chain_optimum_s(
         [part_s / 3] * options.layers, [2 * part_s / 3] * options.layers,

@@ -228,7 +228,7 @@ def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool =
         shards = optimizer._hvd_exchange.shards
         more["state_bytes"] = lambda: int(shards.size_bytes)
     return _trainer(
-        work, work.model, optimizer, finish=optimizer.flush, settled=lambda: host.settled,
+        work, work.model, optimizer, finish=optimizer.flush, settled=lambda: host.tuning_ended,
         close=close, note=note, messages=lambda: host.engine.take_counts()[0], **more,
     )  # fmt: skip
 

@@ -90,10 +90,12 @@ class EngineHost:
         )
         self.choice = choice = choose_transport(job, comm, groups, everybody)
         self.transport = choice.transport
-        alone = choice.alone
+        independent = choice.independent
         if not choice.ranks_sum:
             agreement = "leader"
-        control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)
+        control = (
+            None if independent else native.C10dControl(groups["control"], self.rank, self.size)
+        )
         slice_bytes = config.slice_bytes or min(
             _FIRST_SLICE_BYTES, config.credit_bytes or _FIRST_SLICE_BYTES
         )
@@ -105,8 +107,8 @@ class EngineHost:
         self._link: LinkModel | None = None
         self.has_halves: bool | None = None  # see half_forms.py; None: not known
         self.engine = native.Engine(
-            rank=0 if alone else self.rank,
-            size=1 if alone else self.size,
+            rank=0 if independent else self.rank,
+            size=1 if independent else self.size,
             agreement=_native_agreement(agreement),
             policy=self._policy(self.slice_settings),
             credit_bytes=self._engine_credit(self.slice_settings.credit_bytes),
@@ -123,8 +125,8 @@ class EngineHost:
         # Changed in a turn, so inside a turn they are the same on all ranks.
         self.shared = False  # a second model has been registered, on all ranks
         self.shared_on: threading.Thread | None = None  # where it was first
-        self.tuned = False  # an optimizer has begun to tune the slice settings
-        self.settled = False  # an optimizer has finished tuning them
+        self.tuning_begun = False  # an optimizer has begun to tune the slice settings
+        self.tuning_ended = False  # an optimizer has finished tuning them
         self.layouts: dict[int, native.SliceLayout] = {}
         self._transfers: list[Transfer] = []  # recorded, of layouts that are gone
         choice.peer.fails_by(self.engine.fail)

@@ -26,12 +26,12 @@ class Agreed:
     Attributes:
         model: an id that was free on every rank, and is now this model's.
         order: rank 0's order, as indices into this rank's list.
-        alone: whether no rank has another model.
+        only_model: whether no rank has another model.
     """
 
     model: int
     order: list[int]
-    alone: bool
+    only_model: bool
 
 
 def agree(channel: ModelChannel, mine: Sequence[tuple[str, tuple[int, ...], str]]) -> Agreed:
@@ -67,7 +67,7 @@ def agree(channel: ModelChannel, mine: Sequence[tuple[str, tuple[int, ...], str]
         _share(channel)
     place = {name: i for i, (name, _, _) in enumerate(mine)}
     order = [place[name] for name, _, _ in everyone[0]]
-    return Agreed(model, order, alone=not taken)
+    return Agreed(model, order, only_model=not taken)
 
 
 def _share(channel: ModelChannel) -> None:

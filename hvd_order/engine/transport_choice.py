@@ -62,7 +62,7 @@ class TransportChoice:
         peer: behind the transport.
         updates: the peer may answer with updated parameters.
         in_flight: slices that keep the transport busy.
-        alone: the engine issues slices without the other ranks.
+        independent: the engine issues slices without the other ranks.
         in_step: ranks take their steps together.
         pushers: ranks that send the same slice to one place at the same time.
         credits: places that slices go to, over connections apart from each other: each has a credit
@@ -74,7 +74,7 @@ class TransportChoice:
     peer: TransportPeer = field(default_factory=TransportPeer)
     updates: bool = False
     in_flight: int = 2
-    alone: bool = False
+    independent: bool = False
     in_step: bool = True
     pushers: int = 1
     credits: int | None = 1

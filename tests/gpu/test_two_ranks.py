@@ -63,7 +63,9 @@ def sums_are_final(device: torch.device) -> None:
                 # Sometimes one rank is the slow one, sometimes the other.
                 busy.enqueue(0.01 if (number + tensor + rank) % 2 else 0.002)
                 views[tensor].copy_(mine[tensor * elements : (tensor + 1) * elements])
-                native.mark_ready_when_computed(host.engine, host.transport, 0, tensor, views[tensor])
+                native.mark_ready_when_computed(
+                    host.engine, host.transport, 0, tensor, views[tensor]
+                )
             for tensor in range(_TENSORS):
                 host.engine.wait(0, tensor)
                 # Compared as soon as the engine says so, while later tensors still travel.

@@ -50,7 +50,7 @@ class SlowRunner:
         if not self.used[name]:
             del self.used[name]
             return Seen(running=False, code=143)
-        return Seen(running=True, settled=self.used[name] == self.told[name])
+        return Seen(running=True, within_slots=self.used[name] == self.told[name])
 
     def find(self, name: str) -> Slots | None:
         return None

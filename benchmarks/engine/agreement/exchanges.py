@@ -41,7 +41,9 @@ class Ordered:
 
     def ready(self, tensor: int) -> None:
         host = self._host
-        native.mark_ready_when_computed(host.engine, host.transport, _MODEL, tensor, self._gradients[tensor])
+        native.mark_ready_when_computed(
+            host.engine, host.transport, _MODEL, tensor, self._gradients[tensor]
+        )
 
     def end_of_backward(self) -> None:
         """Nothing: that is the point."""

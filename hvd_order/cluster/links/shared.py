@@ -137,7 +137,7 @@ class _Shared:
                 self._compute(one, now_s)
             due_s[one.number] = min(one.event_s, one.sent_s)
         for one in self._jobs:
-            self._settle(one, self._until_s)
+            self._count_sent(one, self._until_s)
             if one.computes:  # an op that goes on counts as far as it came
                 one.trace.busy_s -= one.event_s - self._until_s
         return [one.trace for one in self._jobs]
@@ -175,7 +175,7 @@ class _Shared:
         self._compute(one, now_s)
 
     def _sent(self, one: _RunningJob, now_s: float) -> None:
-        self._settle(one, now_s)
+        self._count_sent(one, now_s)
         key = heapq.heappop(one.queue)
         del one.left[key]
         one.missing[one.job.step.transfers[key[1]].before] -= 1
@@ -192,7 +192,7 @@ class _Shared:
         if one.sends == first:
             return
         began = one.sends is None
-        self._settle(one, now_s)
+        self._count_sent(one, now_s)
         one.sends = first
         if began:
             self._changed(now_s, self._sending | 1 << one.number)
@@ -204,7 +204,7 @@ class _Shared:
         self._sending = sending
         for one, rate in zip(self._jobs, self._rates_of(sending), strict=True):
             if one.sends or one.rate:
-                self._settle(one, now_s)
+                self._count_sent(one, now_s)
                 one.rate = rate
                 self._predict(one)
                 self._due_s[one.number] = min(one.event_s, one.sent_s)
@@ -221,7 +221,7 @@ class _Shared:
             self._rates[sending] = rates
         return rates
 
-    def _settle(self, one: _RunningJob, now_s: float) -> None:
+    def _count_sent(self, one: _RunningJob, now_s: float) -> None:
         """Counts what it has sent at its present rate."""
         begin_s, one.since_s = one.since_s, now_s
         if not one.rate or now_s <= begin_s:

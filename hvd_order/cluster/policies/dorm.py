@@ -65,14 +65,14 @@ class Dorm:
         self._adjustments = adjustments
         self._time_limit_s = time_limit_s
         self._book = Book(elastic=True)
-        self._settled: frozenset[int] = frozenset()  # the jobs when nothing was left to change
+        self._unchanged: frozenset[int] = frozenset()  # the jobs when nothing was left to change
 
     def decide(self, view: View) -> PolicyDecision:
         """Solves the programme, unless it left the same jobs as they are before."""
         decision = PolicyDecision()
         jobs = self._book.jobs(view, decision)
         numbers = frozenset(state.number for state in jobs)
-        if not jobs or numbers == self._settled:
+        if not jobs or numbers == self._unchanged:
             return decision
         fair = fair_targets(self._book, jobs, view.machines.capacity)
         targets = self._solve(view, jobs, fair)
@@ -81,7 +81,7 @@ class Dorm:
         if not view.running and not decision.place:
             # Out of time, or the jobs use nothing that counts.
             decision.place = realise(view, in_turn(jobs, fair))
-        self._settled = frozenset() if decision.place else numbers
+        self._unchanged = frozenset() if decision.place else numbers
         return decision
 
     def _solve(

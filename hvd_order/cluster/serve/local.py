@@ -95,7 +95,7 @@ class LocalRunner:
     def look(self, name: str) -> Seen:
         """See `Runner`."""
         if self._group(name) is not None:
-            return Seen(running=True, settled=self._settled(name))
+            return Seen(running=True, within_slots=self._within_slots(name))
         code = _number_in(self._folder / name / "code")  # it is there before the process has gone
         return Seen(running=False, code=code)
 
@@ -125,7 +125,7 @@ class LocalRunner:
         text = (self._folder / name / "slots").read_text(encoding="utf-8")
         return {host: tuple(numbers) for host, numbers in json.loads(text).items()}
 
-    def _settled(self, name: str) -> bool:
+    def _within_slots(self, name: str) -> bool:
         formed = read_formation(self._folder / name / "formation")
         if formed is None:
             return False  # the launcher may still begin with what it was given first

@@ -162,7 +162,7 @@ class Processes:
                 managed.phase, managed.given, managed.before = Phase.OFF, {}, {}
                 managed.deadline, managed.cause = None, ""
                 continue
-            if managed.phase is Phase.ON and managed.before and seen.settled:
+            if managed.phase is Phase.ON and managed.before and seen.within_slots:
                 managed.before, managed.deadline = {}, None
             if managed.deadline is not None and time.monotonic() > managed.deadline:
                 did = "stop" if managed.phase is Phase.STOPPING else "let its slots go"

@@ -27,12 +27,12 @@ class Seen:
     Attributes:
         running: whether any of its processes may run.
         code: exit code of an ended one; None: there is none, since it was killed or lost.
-        settled: whether it uses no slot beside those that it was given last.
+        within_slots: whether it uses no slot beside those that it was given last.
     """
 
     running: bool
     code: int | None = None
-    settled: bool = True
+    within_slots: bool = True
 
 
 class Runner(Protocol):

@@ -101,8 +101,8 @@ class Balancer:
         self._loads = self._loads_now()
         self._detector = ImbalanceDetector()
         self._trial: RebalanceTrial | None = None
-        self._look_again = False  # at a correction, after it has settled
-        self._settling = _WARM_UP
+        self._look_again = False  # at a correction, after the warm-up
+        self._warm_up_left = _WARM_UP
         self._seen_s: deque[float] = deque(maxlen=_SEEN)
         self._passes = 1.0  # bytes served in a step, relative to the bytes of all slices
         self._exploration = Exploration(seed)
@@ -157,8 +157,8 @@ class Balancer:
         if trial is not None and trial.too_slow(step_s):
             self._exploration.failed()
             return self._roll_back(trial)
-        if self._settling:
-            self._settling -= 1
+        if self._warm_up_left:
+            self._warm_up_left -= 1
             return None
         changed = [self._estimates[server].add(estimate) for server, estimate in measured.items()]
         if len(times_s) < sum(load > 0 for load in self._loads.values()) or not times_s:
@@ -213,7 +213,7 @@ class Balancer:
         return self._change_to(owner, "servers")
 
     @property
-    def settled(self) -> bool:
+    def is_steady(self) -> bool:
         """Whether no trial is in progress, and enough steps were seen since the last change."""
         return self._trial is None and len(self._seen_s) == _SEEN
 
@@ -296,7 +296,7 @@ class Balancer:
         moves = moves_between(self._assignment.owner, owner, self._sizes)
         self._assignment = self._assignment.changed_to(owner)
         self._loads = self._loads_now()
-        self._settling = _WARM_UP
+        self._warm_up_left = _WARM_UP
         self._seen_s.clear()
         self._detector.changed()
         for estimate in self._estimates.values():

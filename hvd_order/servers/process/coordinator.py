@@ -85,7 +85,7 @@ class Coordinator:
             sizes = [each.size_bytes for each in layout.slices]
             owners = assignment.assign(sizes, sorted(self._servers))
             placed = self._models[model] = _Placed(sizes, owners)
-            self._settle(placed)
+            self._owners_changed(placed)
             return self._places(placed)
 
     def registered(self, model: int) -> None:
@@ -100,7 +100,7 @@ class Coordinator:
         """Forgets a removed model. Takes no lock: garbage collection may run while it is held."""
         self._models.pop(model, None)
 
-    def _settle(self, placed: _Placed) -> None:
+    def _owners_changed(self, placed: _Placed) -> None:
         """Chooses replicas and creates a balancer for new owners."""
         if self._config.ps_replicas and len(self._servers) > 1:
             placed.replicas = assignment.replica_of(
@@ -117,7 +117,7 @@ class Coordinator:
 
     def _change(self, model: int, placed: _Placed, owners: assignment.Assignment) -> None:
         placed.owners = owners
-        self._settle(placed)
+        self._owners_changed(placed)
         placed.changed = True
         if placed.registered:
             self._transport.set_map(model, self._places(placed))

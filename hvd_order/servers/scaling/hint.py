@@ -43,7 +43,7 @@ def hint_for(balancer: Balancer, hidden_s: float, spare: int) -> Hint | None:
         hidden_s: communication time hidden under the computation of a step.
         spare: servers that could be started.
     """
-    if not balancer.settled:
+    if not balancer.is_steady:
         return None
     return scaling_hint(balancer.sizes, balancer.step_speeds(), hidden_s, spare)
 

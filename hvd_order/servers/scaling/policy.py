@@ -141,7 +141,7 @@ class ScalingPolicy:
         if self._experiment is not None and self._experiment.servers is None:
             self._experiment.servers = frozenset(servers)
         rests = self._left_steps > 0 or self._left_s > 0
-        if rests or not balancer.settled or len(self._seen) < _SEEN:
+        if rests or not balancer.is_steady or len(self._seen) < _SEEN:
             return None
         self._forget_other_steps()
         return self._judge(servers) or self._look(balancer, servers)

@@ -266,7 +266,7 @@ def _choose(job: Job, group: dist.ProcessGroup) -> TransportChoice:
         # leader; so does that of a single worker. Synchronous ones agree on an order, although
         # servers need none: a slice is complete when all workers have pushed it
         # (docs/decisions/order-on-servers.md).
-        alone=not in_step or job.size == 1,
+        independent=not in_step or job.size == 1,
         in_step=in_step,
         pushers=job.size if in_step else 1,
         # As many as the job was started with: it must be the same on all ranks while servers come

@@ -264,8 +264,8 @@ class RegisteredGradients:
             [order[i] for i in agreed.order],
             lambda name: int(getattr(torch, name).itemsize),
         )
-        if agreed.alone and not host.tuned:  # one engine has one credit
-            host.tuned = True
+        if agreed.only_model and not host.tuning_begun:  # one engine has one credit
+            host.tuning_begun = True
             settings = advised_settings(channel, torch.device("cpu"), laid_out.size_bytes)
             host.retune(settings, agreed.model)
         cut = host.slice_settings

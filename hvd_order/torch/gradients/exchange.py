@@ -170,7 +170,7 @@ class GradientExchange:
 
     def _begin_step(self) -> None:
         """Handles the first gradient after step(): no earlier update may stay deferred."""
-        self._trained.check_alone()
+        self._trained.check_no_conflict()
         self._warm_up.gradient_came(self._table.entries)
         for entry in self._updates.flush():
             entry.late = True

@@ -52,14 +52,14 @@ class TrainedParameters:
         self._steps = steps
         self._rank = rank
         self._hooks: list[Any] = []
-        self._alone = False  # no other object averages gradients of these parameters
+        self._no_conflict = False  # no other object averages gradients of these parameters
         weakref.finalize(exchange, _remove, self._hooks).atexit = False
 
     def add(self, entries: Sequence[ParameterEntry]) -> None:
         """Adds parameters, and registers all. Collective."""
         exchange = self._exchange()
         assert exchange is not None
-        self._alone = False
+        self._no_conflict = False
         conflicts.refuse_sharded(entries, self._rank)
         table = self._parts.table
         table.add(entries)
@@ -86,13 +86,13 @@ class TrainedParameters:
         ):
             self.add(entries)
 
-    def check_alone(self) -> None:
+    def check_no_conflict(self) -> None:
         """Raises InvalidUsage if another object averages gradients of these parameters."""
         exchange = self._exchange()
         assert exchange is not None
-        if not self._alone or conflicts.in_doubt(exchange):
+        if not self._no_conflict or conflicts.in_doubt(exchange):
             conflicts.refuse(exchange, self._parts.table.entries, self._rank)
-            self._alone = True
+            self._no_conflict = True
 
     def remove_hooks(self) -> None:
         """Leaves gradients to the program."""

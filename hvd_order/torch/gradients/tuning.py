@@ -81,7 +81,7 @@ class Tuning:
                 self._try_rivals()
             else:
                 self._detector = DriftDetector(confirmed.step_s)
-        host.settled = self.done
+        host.tuning_ended = self.done
         if plan is not None:
             self._tell(plan)
         if self.done:
@@ -205,7 +205,7 @@ class Tuning:
         self._host.engine.take_counts()
         self._counted_at = self._host.steps
         self._detector = DriftDetector(tuner.chosen_s, self._patience, expected=False)
-        self._host.settled = True
+        self._host.tuning_ended = True
         self._note(tuner.chosen_s)
         if self._host.rank == 0:
             level = logging.WARNING if settings.policy == "arrival" else logging.INFO
@@ -222,12 +222,12 @@ class Tuning:
     def _compare(self, detector: DriftDetector, mine_s: float, flush: Callable[[], object]) -> None:
         """Compares the last step times of all ranks; begins new trials after a lasting change."""
         is_first = detector.expected_s is None
-        alone = len(self._host.models) == 1
+        only_model = len(self._host.models) == 1
         _, hold_ups = self._host.engine.take_counts()
         steps = max(self._host.steps - self._counted_at, 1)
         self._counted_at = self._host.steps
         everyone: Sequence[tuple[float, float, bool]] = self._channel.gather(
-            "what its drift detector has seen", (mine_s, hold_ups / steps, alone)
+            "what its drift detector has seen", (mine_s, hold_ups / steps, only_model)
         )
         drift = detector.compared(
             [seen_s for seen_s, _, _ in everyone], max(late for _, late, _ in everyone)
@@ -236,7 +236,7 @@ class Tuning:
             self._note(detector.expected_s)
         if drift is not None:
             flush()
-            self._try_again(drift, measure=all(alone for _, _, alone in everyone))
+            self._try_again(drift, measure=all(only_model for _, _, only_model in everyone))
 
     def _try_again(self, drift: Drift, measure: bool) -> None:
         """Begins trials anew; the next ones after these come later.
@@ -258,7 +258,7 @@ class Tuning:
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         self._detector = None
         self._try_rivals()
-        self._host.settled = self.done
+        self._host.tuning_ended = self.done
 
     def _note(self, step_s: float) -> None:
         if self._plan is not None:

@@ -187,8 +187,8 @@ class WarmUp:
         if model.use.in_halves:
             return
         # One engine has one credit: with several optimizers, the first one's choice holds for all.
-        if model.alone and not self._host.tuned:
-            self._host.tuned = True
+        if model.only_model and not self._host.tuning_begun:
+            self._host.tuning_begun = True
             self._tuning = Tuning(self._channel, model, device, plan, self._separable)
         else:
             model.split_if_of_use(self._separable)

@@ -27,7 +27,7 @@ class Arrivals:
         self._waits_on_device = "host_waits" not in host.job.config.debug
 
     def mark_ready(self, entry: ParameterEntry) -> None:
-        """Marks the tensor ready in the engine, once its device has computed it in ``entry.wire``."""
+        """Marks the tensor in ``entry.wire`` ready, once its device has computed it."""
         native.mark_ready_when_computed(
             self._host.engine, self._host.transport, self._model, self._first + entry.tensor,
             entry.wire,

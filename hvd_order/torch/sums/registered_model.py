@@ -69,7 +69,7 @@ class RegisteredModel:
         self._host = host
         self._compression = compression
         self._model = -1
-        self._alone = False
+        self._only_model = False
         self._forget: weakref.finalize[..., RegisteredModel] | None = None
         self._buffers: GradientBuffers
         self.entries: Sequence[ParameterEntry] = []
@@ -115,7 +115,7 @@ class RegisteredModel:
                 settings.slice_bytes, settings.small_front, True, self._maxima_ranks
             )
         self._model = self.sender.model = agreed.model
-        self._alone = agreed.alone
+        self._only_model = agreed.only_model
         self._add_with_plan(observed)
         self.raise_use_flags()
 
@@ -139,9 +139,9 @@ class RegisteredModel:
         Sharded models are not tried with other settings: each trial would move the state.
         """
         host = self._host
-        if self._alone and not host.tuned:
+        if self._only_model and not host.tuning_begun:
             self._give_back()
-            host.tuned = host.settled = True
+            host.tuning_begun = host.tuning_ended = True
             host.retune(
                 advised_settings(self._channel, device, self.size_bytes, split=True), self._model
             )
@@ -215,13 +215,13 @@ class RegisteredModel:
         return None
 
     @property
-    def alone(self) -> bool:
+    def only_model(self) -> bool:
         """Whether no rank had another model when this one was registered.
 
         The number of models now must not decide anything, because ranks drop models at different
         times.
         """
-        return self._alone
+        return self._only_model
 
     @property
     def size_bytes(self) -> int:
@@ -299,7 +299,7 @@ class RegisteredModel:
         """
         if self._forget is not None:
             self.use.before_end()
-            self._settle()
+            self._wait_for_devices()
             self._take_ready_times()
         self._remove()
 
@@ -354,7 +354,7 @@ class RegisteredModel:
             if ready_s > 0:  # a gradient has come since the registration
                 entry.ready_s = ready_s
 
-    def _settle(self) -> None:
+    def _wait_for_devices(self) -> None:
         """Waits until no device works on the buffers."""
         for entry in self.entries:
             self.arriving.wait_on_host(entry)

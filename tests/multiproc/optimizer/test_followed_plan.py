@@ -147,20 +147,20 @@ def body_train(
     return train(env, [0.0] * steps, trace, steps - 3, clips)
 
 
-def until_settled() -> Iterator[float]:
+def until_tuned() -> Iterator[float]:
     """Steps without sleep until trials are over, and a few more."""
-    settled = 0
+    after_tuning = 0
     for _ in range(MOST):
         yield 0.0
         host = running_host()
         assert host is not None
-        settled += host.settled
-        if settled > SHORT:
+        after_tuning += host.tuning_ended
+        if after_tuning > SHORT:
             return
 
 
 def body_settle(env: dict[str, str]) -> Run:
-    return train(env, until_settled(), None, 0)
+    return train(env, until_tuned(), None, 0)
 
 
 def sent(trace: Path, rank: int) -> list[str]:
@@ -375,14 +375,14 @@ def sleeps_longer_later() -> Iterator[float]:
         yield BEFORE_S
         host = running_host()
         assert host is not None
-        steady = steady + 1 if host.settled else 0
+        steady = steady + 1 if host.tuning_ended else 0
         if steady == 50:
             break
     begun = False
     for _ in range(MOST):
         yield AFTER_S
-        begun |= not host.settled
-        if begun and host.settled:
+        begun |= not host.tuning_ended
+        if begun and host.tuning_ended:
             return
 
 

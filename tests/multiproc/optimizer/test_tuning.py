@@ -58,7 +58,7 @@ def body_train(env: dict[str, str], steps: int = MOST_STEPS) -> Run:
     logger.addHandler(keep)
     logger.setLevel(logging.INFO)
     choices: list[SliceSettings] = []
-    settled = 0
+    after_tuning = 0
     with new_job(env):
         model = network()
         optimizer = hvd.DistributedOptimizer(
@@ -72,8 +72,8 @@ def body_train(env: dict[str, str], steps: int = MOST_STEPS) -> Run:
             host = running_host()
             assert host is not None
             choices.append(host.slice_settings)
-            settled += host.settled
-            if settled > A_FEW_STEPS:
+            after_tuning += host.tuning_ended
+            if after_tuning > A_FEW_STEPS:
                 break
         weights = [p.detach().numpy().copy() for p in model.parameters()]
     logger.removeHandler(keep)

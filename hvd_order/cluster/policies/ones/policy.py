@@ -114,7 +114,7 @@ class Ones:
         else:
             present = [0 if s.placement is None else s.placement.workers for s in jobs]
             counts = np.array(present, dtype=np.int64)
-            schedule = search.settle(search.pad(counts, search.order(guesses[0]), grow=False))
+            schedule = search.place(search.pad(counts, search.order(guesses[0]), grow=False))
         self._apply(view, jobs, schedule, decision, ready)
         decision.wake_s = self._wake_s(view, jobs, decision)
         return decision

@@ -131,18 +131,18 @@ class Search:
                 give(j, max(fitting(j, more), 0))
         return np.array(padded, dtype=np.int64)
 
-    def settle(self, counts: Counts) -> PopulationMember:
+    def place(self, counts: Counts) -> PopulationMember:
         """Puts the workers on machines; those that do not fit are left out."""
         problem = self._problem
         free = problem.free.copy()
-        settled = np.zeros_like(counts)
+        placed = np.zeros_like(counts)
         placements: dict[int, JobPlacement] = {}
         stays = counts == self._present
         for j, (machines, usage) in self._usage.items():
             placement = problem.states[j].placement
             if stays[j] and placement is not None:
                 placements[j] = placement
-                settled[j] = counts[j]
+                placed[j] = counts[j]
             else:
                 free[machines] += usage
         others = np.flatnonzero((counts > 0) & ~stays)
@@ -155,8 +155,8 @@ class Search:
             if placement is not None:
                 take(free, state, placement)
                 placements[j] = placement
-                settled[j] = placement.workers
-        return PopulationMember(counts, settled, self._genes(placements), placements)
+                placed[j] = placement.workers
+        return PopulationMember(counts, placed, self._genes(placements), placements)
 
     def _genes(self, placements: dict[int, JobPlacement]) -> Counts:
         genes = np.full(self._first[-1], _NOBODY, dtype=np.int64)
@@ -238,7 +238,7 @@ class Search:
                 members[key] = (wanted, member)
                 scores[key] = self.score(wanted, progress)
         best = sorted(members, key=scores.__getitem__)[:POPULATION]
-        return [member or self.settle(wanted) for wanted, member in map(members.__getitem__, best)]
+        return [member or self.place(wanted) for wanted, member in map(members.__getitem__, best)]
 
     def order(self, progress: NDArray[np.float64]) -> list[int]:
         """Jobs by what remains of them with their fewest workers."""
