@@ -30,7 +30,7 @@ from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.policies.interface import ClusterPolicy, PolicyDecision, View
-from hvd_order.cluster.policies.registry import Known, policy
+from hvd_order.cluster.policies.registry import PolicyInputs, policy
 from hvd_order.cluster.serve.jobs_file import SLOT, read_jobs
 from hvd_order.cluster.serve.local import LocalRunner
 from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules
@@ -257,7 +257,7 @@ def compare(name: str, folder: Path, costs: Costs, options: argparse.Namespace) 
             for arrival, workers, steps in _JOBS]  # fmt: skip
     print(f"{name}:", flush=True)
     machines = _machines()
-    known = Known(machines, None, float("inf"), [])
+    known = PolicyInputs(machines, None, float("inf"), [])
     change_s = costs.change_s(name)
     ended = serve(folder, jobs, policy(name, known), costs.rates, change_s, options.limit)
     same: list[ClusterJob] = [served.job for _, served in read_jobs(folder / "jobs.csv")]

@@ -7,7 +7,7 @@ import statistics
 
 from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
-from hvd_order.cluster.policies.registry import Known, policy
+from hvd_order.cluster.policies.registry import PolicyInputs, policy
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs
 
@@ -56,7 +56,7 @@ def _utility(name: str, machine_count: int, job_count: int, inside: float, seed:
     until_s = _SLOTS * _SLOT_S
     # Prices follow from other jobs of the same kind: the ones to come are not known.
     examples = list(random_jobs(50, 1000 + seed, slots=_SLOTS, slot_s=_SLOT_S, ranges=ranges))
-    chosen = policy(name, Known(machines, _SLOT_S, until_s, examples, seed))
+    chosen = policy(name, PolicyInputs(machines, _SLOT_S, until_s, examples, seed))
     return simulate(jobs, machines, chosen, Rules(slot_s=_SLOT_S, until_s=until_s)).utility
 
 

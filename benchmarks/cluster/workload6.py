@@ -8,7 +8,7 @@ import statistics
 
 from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
-from hvd_order.cluster.policies.registry import RANDOM, Known, policy
+from hvd_order.cluster.policies.registry import RANDOM, PolicyInputs, policy
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads.load import DATA, load_jobs
 from hvd_order.cluster.workloads.machines import parse_machines
@@ -36,7 +36,7 @@ def main() -> None:
             "changes": [],
         }
         for seed in range(options.seeds if name in RANDOM else 1):
-            chosen = policy(name, Known(machines, None, float("inf"), jobs, seed))
+            chosen = policy(name, PolicyInputs(machines, None, float("inf"), jobs, seed))
             rules = Rules(start_s=_RESIZE_S, resize_s=_RESIZE_S)
             metrics = simulate(jobs, machines, chosen, rules).metrics()
             for key, values in raw[name].items():

@@ -188,7 +188,7 @@ void Engine::tensorReady(TensorKey tensor) {
   watch_.progress(tensor.model, now);
   bool offered = false;
   if (completion_.isEnqueued(tensor)) {
-    early_.push_back(tensor); // until `sliceDone` has seen the end of the exchange before
+    earlyTensors_.push_back(tensor); // until `sliceDone` has seen the end of the exchange before
   } else {
     offered = offer(tensor, now);
   }
@@ -318,7 +318,7 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   partingChanged_.notify_all();
   const Clock::time_point now = Clock::now();
   watch_.progress(slice.model, now);
-  std::erase_if(early_, [&](TensorKey tensor) {
+  std::erase_if(earlyTensors_, [&](TensorKey tensor) {
     const bool due = !completion_.isEnqueued(tensor);
     if (due) {
       offer(tensor, now);

@@ -193,10 +193,10 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   AgreementSequence agreements_;
   std::uint64_t messages_ = 0; // of the agreement, sent since takeCounts
   EnqueuedSlices enqueued_;
-  std::vector<TensorKey> early_; // ready, while the exchange before is still on the device
-  bool dirty_ = false;           // an event has happened since the last decision
-  bool alarmed_ = false;         // the engine's thread must check for failures and its wake-up time
-  bool driving_ = false;         // a thread is deciding and issuing; it alone uses decisions_
+  std::vector<TensorKey> earlyTensors_; // ready, while the exchange before is still on the device
+  bool dirty_ = false;                  // an event has happened since the last decision
+  bool alarmed_ = false; // the engine's thread must check for failures and its wake-up time
+  bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_
   bool stop_ = false;
   Decisions decisions_;
 

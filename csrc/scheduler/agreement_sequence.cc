@@ -12,9 +12,9 @@
 // the slices that are ready as if they had become ready now (Agreement::succeed).
 //
 // A rank changes as soon as it comes to the place, so messages of the next agreement may reach a
-// rank that has not come there yet. They wait in `early_`. Messages of the agreement before, such
-// as a report that rank 0 no longer needs, arrive after the change and are dropped: no slice that
-// they speak of is still to be decided.
+// rank that has not come there yet. They wait in `earlyMessages_`. Messages of the agreement
+// before, such as a report that rank 0 no longer needs, arrive after the change and are dropped: no
+// slice that they speak of is still to be decided.
 //
 // A successor that comes within `decide` decides at once: what it may issue need not wait for a
 // further event. A plan sends no messages, so all messages that `decide` returns belong to
@@ -50,7 +50,7 @@ AgreementSequence::AgreementSequence(const AgreementSequence& other)
       current_(other.current_->clone()),
       planned_(dynamic_cast<Planned*>(current_.get())),
       number_(other.number_),
-      early_(other.early_),
+      earlyMessages_(other.earlyMessages_),
       successor_(other.successor_) {}
 
 std::unique_ptr<Agreement>
@@ -90,7 +90,7 @@ void AgreementSequence::received(
   if (number == number_) {
     current_->received(from, slices);
   } else if (number > number_) {
-    early_.push_back({from, number, {slices.begin(), slices.end()}});
+    earlyMessages_.push_back({from, number, {slices.begin(), slices.end()}});
   }
 }
 
@@ -117,7 +117,7 @@ void AgreementSequence::take(std::unique_ptr<Agreement> next, AgreementKind kind
   planned_ = dynamic_cast<Planned*>(current_.get());
   successor_.reset();
   ++number_;
-  for (EarlyMessage& message : std::exchange(early_, {})) {
+  for (EarlyMessage& message : std::exchange(earlyMessages_, {})) {
     received(message.from, message.number, message.slices);
   }
 }
@@ -126,8 +126,8 @@ void AgreementSequence::appendState(StateWords& words) const {
   current_->appendState(words);
   words.push_back(number_);
   words.push_back(successor_ ? 1 + static_cast<std::uint64_t>(successor_->kind) : 0);
-  words.push_back(early_.size());
-  for (const EarlyMessage& message : early_) {
+  words.push_back(earlyMessages_.size());
+  for (const EarlyMessage& message : earlyMessages_) {
     words.push_back(static_cast<std::uint64_t>(message.from));
     words.push_back(message.number);
     appendSlices(words, message.slices);

@@ -84,7 +84,7 @@ class AgreementSequence final {
   std::unique_ptr<Agreement> current_;
   Planned* planned_; // current_, if its order is planned
   std::uint32_t number_ = 0;
-  std::vector<EarlyMessage> early_;
+  std::vector<EarlyMessage> earlyMessages_;
   std::optional<Successor> successor_; // of a plan that ends
 };
 

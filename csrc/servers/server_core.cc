@@ -263,10 +263,10 @@ bool ServerCore::isEarly(Peer from, const FrameHeader& header, const Payload& pa
   if (newest != models_.rend() && newest->first.second >= header.layout) {
     return false;
   }
-  if (early_.size() >= kMostEarly) {
+  if (earlyFrames_.size() >= kMostEarly) {
     throw FrameError("too many frames about models that no worker has announced");
   }
-  early_.push_back({from, header, payload});
+  earlyFrames_.push_back({from, header, payload});
   return true;
 }
 
@@ -274,7 +274,7 @@ void ServerCore::takeEarly() {
   std::vector<EarlyFrame> frames;
   {
     const std::unique_lock lock(modelsMutex_);
-    frames = std::exchange(early_, {});
+    frames = std::exchange(earlyFrames_, {});
   }
   for (EarlyFrame& frame : frames) {
     onFrame(frame.from, frame.header, std::move(frame.payload));

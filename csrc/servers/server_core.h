@@ -106,8 +106,8 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   std::atomic<bool> hasFailed_ = false;
   std::atomic<bool> retired_ = false; // given up by the others: it does no more work
 
-  mutable std::shared_mutex modelsMutex_; // guards `early_`, `models_` and `registered_`
-  std::vector<EarlyFrame> early_;         // frames about models that are not registered yet
+  mutable std::shared_mutex modelsMutex_; // guards `earlyFrames_`, `models_` and `registered_`
+  std::vector<EarlyFrame> earlyFrames_;   // frames about models that are not registered yet
   std::map<ModelKey, std::shared_ptr<ServedModel>> models_;
   std::map<ModelKey, std::set<int>> registered_; // workers that have registered the model
 

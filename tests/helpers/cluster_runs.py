@@ -13,7 +13,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack, take
-from hvd_order.cluster.policies.registry import POLICIES, Known
+from hvd_order.cluster.policies.registry import POLICIES, PolicyInputs
 from hvd_order.tools.cli.main import main
 
 TRACE = """name,arrival_s,workers,duration_s,worker,model
@@ -64,7 +64,7 @@ class Breaking(Fifo):
         return super().decide(view)
 
 
-def shuffled(known: Known) -> Chosen:
+def shuffled(known: PolicyInputs) -> Chosen:
     draw = np.random.default_rng(known.seed)
     return Chosen(lambda names: [names[i] for i in draw.permutation(len(names))])
 

@@ -186,7 +186,7 @@ add_mutant(successor_waits_for_an_event agreement_sequence.cc
   [[  changeIfPlanHasEnded();
 ]])
 add_mutant(early_messages_are_dropped agreement_sequence.cc
-  [[    early_.push_back({from, number, {slices.begin(), slices.end()}});
+  [[    earlyMessages_.push_back({from, number, {slices.begin(), slices.end()}});
 ]]
   [[]])
 add_mutant(messages_of_the_next_agreement_do_not_wait agreement_sequence.cc

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvd_order.cluster.serve.jobs_file import ServedJob, job_of
 from hvd_order.cluster.serve.processes import Processes
-from hvd_order.cluster.serve.runner import Seen, Slots
+from hvd_order.cluster.serve.runner import JobStatus, Slots
 
 MACHINES = {"a": 2, "b": 3}
 JOBS = ("x", "y", "z")
@@ -44,13 +44,13 @@ class SlowRunner:
     def kill(self, name: str) -> None:
         raise AssertionError("nobody has to be killed")
 
-    def look(self, name: str) -> Seen:
+    def look(self, name: str) -> JobStatus:
         if self.used[name] != self.told[name] and self.choices.below(3) == 0:
             self.used[name] = self.told[name]
         if not self.used[name]:
             del self.used[name]
-            return Seen(running=False, code=143)
-        return Seen(running=True, within_slots=self.used[name] == self.told[name])
+            return JobStatus(running=False, code=143)
+        return JobStatus(running=True, within_slots=self.used[name] == self.told[name])
 
     def find(self, name: str) -> Slots | None:
         return None

@@ -70,7 +70,7 @@ def serve_main(parsed: argparse.Namespace) -> int:
     if parsed.status:
         sys.stdout.write((parsed.state / "status").read_text(encoding="utf-8"))
         return 0
-    from hvd_order.cluster.policies.registry import Known, policy
+    from hvd_order.cluster.policies.registry import PolicyInputs, policy
     from hvd_order.cluster.serve.jobs_file import read_jobs
     from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules
 
@@ -81,7 +81,7 @@ def serve_main(parsed: argparse.Namespace) -> int:
         parsed.slot, parsed.resize_cost, parsed.restarts, parsed.patience, parsed.once
     )
     examples = [served.job for _, served in read_jobs(parsed.jobs)]
-    chosen = policy(parsed.policy, Known(machines, parsed.slot, parsed.until, examples))
+    chosen = policy(parsed.policy, PolicyInputs(machines, parsed.slot, parsed.until, examples))
     scheduler = JobScheduler(parsed.state, parsed.jobs, machines, chosen, _runner(parsed), rules)
     stop, at_once = threading.Event(), threading.Event()
 

@@ -25,11 +25,11 @@ from hvd_order.cluster.policies.tiresias import Tiresias
 from hvd_order.cluster.pricing.one_slot import Solver
 from hvd_order.cluster.pricing.prices import limits_for
 
-__all__ = ["POLICIES", "RANDOM", "Known", "policy"]
+__all__ = ["POLICIES", "RANDOM", "PolicyInputs", "policy"]
 
 
 @dataclass(frozen=True)
-class Known:
+class PolicyInputs:
     """What a policy may know before the first job arrives.
 
     Attributes:
@@ -47,7 +47,7 @@ class Known:
     seed: int = 0
 
 
-def _slots(known: Known) -> tuple[float, int]:
+def _slots(known: PolicyInputs) -> tuple[float, int]:
     """Length and number of the slots.
 
     Raises:
@@ -61,13 +61,13 @@ def _slots(known: Known) -> tuple[float, int]:
     return known.slot_s, math.ceil(known.until_s / known.slot_s - 1e-9)
 
 
-def _pd_ors(known: Known, solver: Solver) -> ClusterPolicy:
+def _pd_ors(known: PolicyInputs, solver: Solver) -> ClusterPolicy:
     slot_s, slots = _slots(known)
     prices = limits_for(known.examples, known.machines, slot_s, slots)
     return PdOrs(known.machines, slots, prices, solver=solver, seed=known.seed)
 
 
-def _oasis(known: Known) -> ClusterPolicy:
+def _oasis(known: PolicyInputs) -> ClusterPolicy:
     """Half of the machines hold servers, as in the paper's evaluation; none if no job has any."""
     slot_s, slots = _slots(known)
     machines = known.machines
@@ -88,7 +88,7 @@ def _oasis(known: Known) -> ClusterPolicy:
     return Oasis(machines, slots, worker_prices, server_prices, server_machines)
 
 
-POLICIES: dict[str, Callable[[Known], ClusterPolicy]] = {
+POLICIES: dict[str, Callable[[PolicyInputs], ClusterPolicy]] = {
     "fifo": lambda _: Fifo(),
     "srtf": lambda _: Srtf(),
     "drf": lambda _: Drf(),
@@ -105,10 +105,10 @@ POLICIES: dict[str, Callable[[Known], ClusterPolicy]] = {
 """Makes a policy for one run."""
 
 RANDOM = frozenset({"ones", "pd-ors"})
-"""Names of those that draw: another ``Known.seed`` may give another result."""
+"""Names of those that draw: another ``PolicyInputs.seed`` may give another result."""
 
 
-def policy(name: str, known: Known) -> ClusterPolicy:
+def policy(name: str, known: PolicyInputs) -> ClusterPolicy:
     """The named policy, for one run.
 
     Raises:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvd_order.cluster.serve.jobs_file import ServedJob
-from hvd_order.cluster.serve.runner import Seen, Slots, counts
+from hvd_order.cluster.serve.runner import JobStatus, Slots, counts
 from hvd_order.launch.jobs.formation_file import read_formation
 
 __all__ = ["LocalRunner", "job_environment"]
@@ -92,12 +92,12 @@ class LocalRunner:
         """See `Runner`. Workers end when they lose their launcher."""
         self._signal(name, signal.SIGKILL)
 
-    def look(self, name: str) -> Seen:
+    def look(self, name: str) -> JobStatus:
         """See `Runner`."""
         if self._group(name) is not None:
-            return Seen(running=True, within_slots=self._within_slots(name))
+            return JobStatus(running=True, within_slots=self._within_slots(name))
         code = _number_in(self._folder / name / "code")  # it is there before the process has gone
-        return Seen(running=False, code=code)
+        return JobStatus(running=False, code=code)
 
     def find(self, name: str) -> Slots | None:
         """See `Runner`."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hvd_order.cluster.serve.jobs_file import ServedJob
 
-__all__ = ["Runner", "Seen", "Slots", "counts"]
+__all__ = ["JobStatus", "Runner", "Slots", "counts"]
 
 Slots = Mapping[str, tuple[int, ...]]
 """Slots of machines by the machines' names; slot k of a machine stands for its device k."""
@@ -21,7 +21,7 @@ def counts(slots: Slots) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class JobStatus:
     """How a job is.
 
     Attributes:
@@ -63,7 +63,7 @@ class Runner(Protocol):
         """Ends a job at once."""
         ...
 
-    def look(self, name: str) -> Seen:
+    def look(self, name: str) -> JobStatus:
         """How a job that was started is."""
         ...
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from hvd_order.base.errors import BrokenInvariant, InvalidUsage
 from hvd_order.cluster.serve.jobs_file import ServedJob
 from hvd_order.cluster.serve.local import job_environment
-from hvd_order.cluster.serve.runner import Seen, Slots, counts
+from hvd_order.cluster.serve.runner import JobStatus, Slots, counts
 
 __all__ = ["SlurmRunner"]
 
@@ -73,7 +73,7 @@ class SlurmRunner:
             )
         self._folder = folder.absolute()
         self._options = list(options)
-        self._seen: dict[str, tuple[float, Seen]] = {}
+        self._seen: dict[str, tuple[float, JobStatus]] = {}
 
     def start(self, served: ServedJob, slots: Slots) -> None:
         """See `Runner`."""
@@ -121,10 +121,10 @@ class SlurmRunner:
         with contextlib.suppress(InvalidUsage):
             _call(["scancel", self._number(name)])
 
-    def look(self, name: str) -> Seen:
+    def look(self, name: str) -> JobStatus:
         """See `Runner`. Answers from the last two seconds are given again."""
         now = time.monotonic()
-        asked, seen = self._seen.get(name, (-_LOOK_S, Seen(running=True)))
+        asked, seen = self._seen.get(name, (-_LOOK_S, JobStatus(running=True)))
         if now - asked >= _LOOK_S:
             seen = self._ask(name)
             self._seen[name] = (now, seen)
@@ -144,21 +144,21 @@ class SlurmRunner:
     def _number(self, name: str) -> str:
         return (self._folder / name / "slurm").read_text(encoding="utf-8")
 
-    def _ask(self, name: str) -> Seen:
+    def _ask(self, name: str) -> JobStatus:
         try:
             told = _call(["scontrol", "-o", "show", "job", self._number(name)])
         except InvalidUsage as error:
             if "Invalid job id" in str(error):  # Slurm has forgotten it
-                return Seen(running=False)
+                return JobStatus(running=False)
             sys.stderr.write(f"hvd-order: {error}; asked again later\n")
-            return Seen(running=True)
+            return JobStatus(running=True)
         state = re.search(r"JobState=(\w+)", told)
         code = re.search(r"\bExitCode=(\d+):(\d+)", told)
         if state is None or code is None or state[1] in _WAITS:
-            return Seen(running=True)
+            return JobStatus(running=True)
         if state[1] == "COMPLETED":
-            return Seen(running=False, code=0)
-        return Seen(running=False, code=int(code[1]) or 128 + int(code[2]))
+            return JobStatus(running=False, code=0)
+        return JobStatus(running=False, code=int(code[1]) or 128 + int(code[2]))
 
 
 def _call(command: Sequence[str], folder: Path | None = None) -> str:

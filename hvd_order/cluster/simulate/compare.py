@@ -11,7 +11,7 @@ from hvd_order.cluster.links.between import orders_of
 from hvd_order.cluster.links.rates import LinkContention
 from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.policies.registry import RANDOM, Known, policy
+from hvd_order.cluster.policies.registry import RANDOM, PolicyInputs, policy
 from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.run_folder import RunFolder
 from hvd_order.cluster.simulate.simulator import Rules, simulate
@@ -84,9 +84,9 @@ class Comparison:
     def _sample_of(self, seed: int) -> tuple[int, list[ClusterJob]]:
         return self._samples[seed if self._synthetic else next(iter(self._samples))]
 
-    def _known(self, seed: int) -> Known:
+    def _known(self, seed: int) -> PolicyInputs:
         examples = self._sample_of(seed)[1]
-        return Known(self._machines, self._rules.slot_s, self._rules.until_s, examples, seed)
+        return PolicyInputs(self._machines, self._rules.slot_s, self._rules.until_s, examples, seed)
 
     def run(
         self, name: str, seed: int, folder: RunFolder | None, ended: Callable[[JobOutcome], None]

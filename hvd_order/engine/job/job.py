@@ -245,7 +245,7 @@ class JobHolder:
         if self.job is job:
             self.job = None
 
-    def disown(self, job: Job) -> None:
+    def leave_to_parent(self, job: Job) -> None:
         """Lets go of a job that belongs to the process that this one was forked from.
 
         Its objects stay in memory: native ones would wait for threads that do not exist here.

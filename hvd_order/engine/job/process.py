@@ -94,7 +94,7 @@ def shutdown() -> None:
 
 def _shutdown(abandoned: bool = False) -> None:
     if is_initialized() and current().is_forked:
-        holder.disown(current())  # the job belongs to the parent
+        holder.leave_to_parent(current())  # the job belongs to the parent
         return
     with holder.lock:
         if not is_initialized():

@@ -14,13 +14,13 @@ from hvd_order.engine import timeline
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.in_flight import NothingStays
+from hvd_order.torch.parameters.in_flight import CompletingGuard
 from hvd_order.torch.parameters.read_guard import (
     GUARD,
     Guard,
     arm_parameter,
     disarm_parameter,
-    hand_to,
+    set_guard,
 )
 from hvd_order.torch.updates import optimizer_class, overlap, partial_step
 from hvd_order.torch.updates.update_budget import UpdateBudget
@@ -38,7 +38,7 @@ _REACHED = {
 }
 
 
-class _AfterUpdate(NothingStays):
+class _AfterUpdate(CompletingGuard):
     """The guard of parameters whose update a device has yet to run.
 
     It holds nothing of the exchange, so that a dropped optimizer is freed.
@@ -94,7 +94,7 @@ class DeferredUpdates:
         # Holds the optimizer while updates are deferred: dropping it must not lose them.
         self._recorded: partial_step.RecordedStep | None = None
 
-    def put_off(self, optimizer: Optimizer, guard: Guard) -> Mapping[ParameterEntry, str]:
+    def defer(self, optimizer: Optimizer, guard: Guard) -> Mapping[ParameterEntry, str]:
         """Defers the updates of all parameters that only their known readers can see.
 
         Args:
@@ -157,7 +157,7 @@ class DeferredUpdates:
                     if after is None:
                         disarm_parameter(entry.parameter)
                     else:
-                        hand_to(entry.parameter, after)
+                        set_guard(entry.parameter, after)
                     entry.begin_step(self._table.passes)
                 # Also if the user's optimizer raised: nothing is pending that the guard could end.
                 if not self._pending and recorded is not None:

@@ -32,7 +32,7 @@ from hvd_order.torch.gradients.parts import make_parts
 from hvd_order.torch.gradients.trained_parameters import TrainedParameters
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.in_flight import Factor
-from hvd_order.torch.parameters.read_guard import Guard, hand_to
+from hvd_order.torch.parameters.read_guard import Guard, set_guard
 from hvd_order.torch.rank_check.check import RankCheck
 from hvd_order.torch.shards.model_shards import ModelShards
 from hvd_order.torch.sums.registered_model import RegisteredModel
@@ -138,7 +138,7 @@ class GradientExchange:
         """Handles a backward pass's first gradient, or one that the sender does not handle."""
         # The program's modes must not see this work.
         with self._lock, native.CleanRoom():
-            if self._gradients.cleared_by_owner():
+            if self._gradients.were_cleared():
                 self._gradients.give_up()
                 self._begin_step()
             elif self._gradients.fresh or self._gradients.synchronized:
@@ -158,7 +158,7 @@ class GradientExchange:
                     _Pass(self._end_of_backward, self._gradients.break_pass)
                 )
             if entry.sent:
-                raise misuse.too_many_passes(entry.name, self._gradients.touched)
+                raise misuse.too_many_passes(entry.name, self._gradients.used_in_flight)
             entry.passes_to_go -= 1
             if entry.passes_to_go == 0:
                 self._gradients.send(entry, self._guard)
@@ -245,13 +245,13 @@ class GradientExchange:
             assert optimizer is not None
             self._transfer.streams.follow()
             self._use.check_step()
-            if self._gradients.broken and self._gradients.cleared_by_owner():
+            if self._gradients.broken and self._gradients.were_cleared():
                 self._gradients.give_up()  # and this rank has no gradients of the next one
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
             self._norms.close()
-            self._gradients.send_the_rest(self._guard)
+            self._gradients.send_remaining(self._guard)
             has_run = self._use.update(
                 optimizer, self._model, self._gradients, self._transfer.streams
             )
@@ -260,7 +260,7 @@ class GradientExchange:
                 reason = overlap.GRADIENTS_REPLACED
             if reason is None:
                 self._gradients.finish_sparse()
-                at_once = self._updates.put_off(optimizer, self._guard)
+                at_once = self._updates.defer(optimizer, self._guard)
             else:
                 if not self._gradients.synchronized:
                     self._gradients.finish(self._guard)
@@ -373,7 +373,7 @@ class GradientExchange:
             if self._gradients.fresh or self._gradients.synchronized:
                 return
             if self._gradients.announced:
-                self._gradients.send_nothing()
+                self._gradients.mark_remaining_absent()
             else:  # passes whose sum has not been sent
                 self._gradients.reset()
 
@@ -390,8 +390,8 @@ class GradientExchange:
                 self._gradients.drop()
             if event == "begin":
                 self._begin_step()
-                self._gradients.spare_own()
-                self._gradients.send_nothing()
+                self._gradients.clone_own_gradients()
+                self._gradients.mark_remaining_absent()
             elif event == "give_up":
                 self._gradients.give_up()
             elif event == "sparse":
@@ -435,7 +435,7 @@ class GradientExchange:
         """Lets other threads enter again."""
         self._lock.release()
 
-    def disown(self, guard: Guard) -> Optimizer | None:
+    def release_in_child(self, guard: Guard) -> Optimizer | None:
         """In a forked child: releases the parameters; reads of unfinished tensors go to `guard`.
 
         Returns:
@@ -445,8 +445,8 @@ class GradientExchange:
         self._norms.close()
         self._warm_up.end(self._table.entries)
         for entry in self._table.entries:
-            hand_to(entry.parameter, guard)
-            hand_to(entry.gradient, guard)
+            set_guard(entry.parameter, guard)
+            set_guard(entry.gradient, guard)
         return self._optimizer()
 
     def entry_name(self, tensor: torch.Tensor) -> str:
@@ -475,9 +475,9 @@ class GradientExchange:
     def _end_unused(self) -> None:
         if self._gradients.synchronized or not self._gradients.announced:
             self._gradients.reset()
-        elif self._gradients.touched:  # as after a read: a step without an update
+        elif self._gradients.used_in_flight:  # as after a read: a step without an update
             self._gradients.drop()
-        elif self._gradients.unwanted():
+        elif self._gradients.have_no_use():
             self._gradients.give_up()
         else:
             raise AssertionError(ZEROED_IN_FLIGHT)

@@ -21,8 +21,8 @@ from hvd_order.torch.parameters.in_flight import Change
 from hvd_order.torch.parameters.read_guard import (
     disarm_gradient,
     disarm_parameter,
-    hand_to,
     is_armed,
+    set_guard,
 )
 from hvd_order.torch.sums.registered_model import RegisteredModel
 
@@ -75,7 +75,7 @@ class ExchangeGuard:
                 elif entry.updated is None:
                     disarm_parameter(parameter)
                 else:
-                    hand_to(parameter, entry.updated)
+                    set_guard(parameter, entry.updated)
                     entry.updated.before_parameter_read([parameter])
             if wanted:
                 others = self._updates.bring_up_to_date(wanted)
@@ -98,7 +98,7 @@ class ExchangeGuard:
                 return None
             if order == math.inf and not self._norms.may_have_maxima():
                 return None
-            if not self._gradients.touch(self):
+            if not self._gradients.use_in_flight(self):
                 return None
             return self._norms.of(entries, order, opens=not self._gradients.synchronized)
 
@@ -106,7 +106,7 @@ class ExchangeGuard:
         """See `Guard`."""
         with self._lock, torch.no_grad():
             entries = self._on_their_way(gradients)
-            if entries is None or not self._gradients.touch(self):
+            if entries is None or not self._gradients.use_in_flight(self):
                 return None
             finite = self._norms.are_finite(entries)
             if finite is None and self._model.is_split:

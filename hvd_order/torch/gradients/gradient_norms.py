@@ -16,7 +16,7 @@ import torch
 from hvd_order._native import _torch as native
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.in_flight import OPEN, Change, Opened
+from hvd_order.torch.parameters.in_flight import NORM_WINDOW, Change, NormWindow
 from hvd_order.torch.parameters.read_guard import InFlightGradient
 from hvd_order.torch.sums import norms
 from hvd_order.torch.sums.registered_model import RegisteredModel
@@ -42,7 +42,7 @@ class GradientNorms:
         self._use = model.use
         self._table = table
         self._factor = factor
-        self._opened: Opened | None = None
+        self._window: NormWindow | None = None
         # By order and dtype; by TensorId; nobody may change them.
         self._of_sums: dict[tuple[float, torch.dtype], Sequence[torch.Tensor]] = {}
 
@@ -54,14 +54,14 @@ class GradientNorms:
 
     def close(self) -> None:
         """Ends the time in which the program makes changes by the short way (in_flight.py)."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        if self._window is not None:
+            self._window.close()
+            self._window = None
 
     def changed(self, change: Change) -> None:
         """Notes the last change of any gradient."""
-        if self._opened is not None:
-            self._opened.factor = change
+        if self._window is not None:
+            self._window.factor = change
 
     def may_have_maxima(self) -> bool:
         """Notes that infinity norms are asked for; returns whether they can be known early."""
@@ -91,8 +91,8 @@ class GradientNorms:
             if norm is None:
                 return None
             found.append(norm)
-        if opens and self._opened is None:
-            self._opened = self._open(order)
+        if opens and self._window is None:
+            self._window = self._open(order)
         return native.own_copies(found)
 
     def are_finite(self, entries: Sequence[ParameterEntry]) -> torch.Tensor | None:
@@ -164,9 +164,9 @@ class GradientNorms:
         of_sum = self._sums(2.0, torch.float64)[entry.tensor]
         return of_sum, self._factor, self._use.is_readable
 
-    def _open(self, order: float) -> Opened:
+    def _open(self, order: float) -> NormWindow:
         """Opens gradients whose norms of one order are known to the short way of clipping."""
-        opened = Opened()
+        window = NormWindow()
         is_known = order == math.inf or not self._is_rounded
         with torch._C.DisableTorchFunctionSubclass():
             known: list[torch.Tensor] = []
@@ -179,7 +179,7 @@ class GradientNorms:
                 if is_known and not entry.changes:
                     known.append(self._sums(order, gradient.dtype)[entry.tensor])
                     with_known.append(copies)
-                setattr(gradient, OPEN, (opened, weakref.ref(entry), order, copies))
+                setattr(gradient, NORM_WINDOW, (window, weakref.ref(entry), order, copies))
             for copies, copy in zip(with_known, native.own_copies(known), strict=True):
                 copies.append(copy)
-        return opened
+        return window

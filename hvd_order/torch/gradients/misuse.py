@@ -32,13 +32,13 @@ _NO_MORE = (
 )
 
 
-def too_many_passes(name: str, touched: bool) -> AssertionError:
+def too_many_passes(name: str, used_in_flight: bool) -> AssertionError:
     """The error of a gradient that comes again after it was sent.
 
     Args:
-        touched: the program has used the gradients of the step since.
+        used_in_flight: the program has used the gradients of the step since.
     """
-    return AssertionError((_NO_MORE if touched else TOO_MANY_PASSES).format(name=name))
+    return AssertionError((_NO_MORE if used_in_flight else TOO_MANY_PASSES).format(name=name))
 
 
 def check_usable(name: str, parameter: torch.Tensor, rank: int) -> None:

@@ -31,7 +31,7 @@ class StepGradients:
         fresh: no gradient of the coming step has arrived.
         announced: joined ranks were informed of the step, since its gradients may be sent.
         synchronized: all gradients of this step are finished, ``step()`` is to come.
-        touched: norms were asked for, or changes noted, while the gradients were on their way.
+        used_in_flight: norms were asked for, or changes noted, while sums were on their way.
         read: gradients were finished before ``step()`` by other uses.
         broken: a backward pass of this step has ended by an exception.
         cleared: ``zero_grad()`` has set all gradients to None since the last backward pass.
@@ -51,7 +51,7 @@ class StepGradients:
         self.fresh = True
         self.announced = False
         self.synchronized = False
-        self.touched = False
+        self.used_in_flight = False
         self.read = False
         self.broken = False
         self.cleared = False
@@ -137,11 +137,11 @@ class StepGradients:
                 entry.own = entry.parameter.grad
                 still_kept.append(entry)
         if still_kept:
-            self.send_the_rest(guard)
+            self.send_remaining(guard)
             self._transfer.finish([*still_kept, *self._kept])  # and what no pass renews
             self._kept = []
 
-    def send_the_rest(self, guard: Guard) -> None:
+    def send_remaining(self, guard: Guard) -> None:
         """Sends the rest: gradients set by hand, left from an unfinished pass, or absent."""
         self._announce()
         self._sender.release()
@@ -153,7 +153,7 @@ class StepGradients:
             else:
                 self._transfer.send_absent(entry)
 
-    def send_nothing(self, given_up: bool = False) -> None:
+    def mark_remaining_absent(self, given_up: bool = False) -> None:
         """Marks all remaining gradients of this rank and step as absent.
 
         Args:
@@ -166,7 +166,7 @@ class StepGradients:
             if not entry.sent or (held is not None and entry.placed and entry.tensor == held):
                 self._transfer.send_absent(entry, given_up)
 
-    def spare_own(self) -> None:
+    def clone_own_gradients(self) -> None:
         """Moves the program's own gradients to memory that the sums of other gradients do not
         overwrite.
         """
@@ -213,7 +213,7 @@ class StepGradients:
         """Sends the rest, and notes a change of gradients on their way; returns whether that is
         possible.
         """
-        if not self.touch(guard):
+        if not self.use_in_flight(guard):
             return False
         # The change is made on the home streams, perhaps before step() has ordered them behind the
         # program's others.
@@ -228,20 +228,20 @@ class StepGradients:
         self._norms.changed(change)
         return True
 
-    def touch(self, guard: Guard) -> bool:
+    def use_in_flight(self, guard: Guard) -> bool:
         """Notes that the program uses gradients on their way; returns whether it may."""
         if not self.may_stay_in_flight:
             return False
-        if not self.touched and not self.synchronized:
+        if not self.used_in_flight and not self.synchronized:
             if any(entry.sparse for entry in self._table.entries):
                 return False  # reads complete the sparse gradients, too
-            self.send_the_rest(guard)
-            self.touched = True
+            self.send_remaining(guard)
+            self.used_in_flight = True
         return True
 
     def show_all(self, guard: Guard) -> None:
         """Sends the rest, and gives every parameter that any rank used a gradient in flight."""
-        self.send_the_rest(guard)
+        self.send_remaining(guard)
         for entry in self._model.find_used():
             entry.parameter.grad = entry.gradient
             arm_gradient(entry.gradient, guard)
@@ -249,8 +249,8 @@ class StepGradients:
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits until all sums are in ``.grad``."""
         self._norms.close()
-        self.read = not self.touched
-        self.send_the_rest(guard)
+        self.read = not self.used_in_flight
+        self.send_remaining(guard)
         self.finish_sparse()
         self._transfer.finish(self._table.entries, stay_armed=self._model.is_split)
         for entry in self._table.entries:
@@ -273,7 +273,7 @@ class StepGradients:
         self.fresh = True
         self.announced = False
         self.synchronized = False
-        self.touched = False
+        self.used_in_flight = False
         self.read = False
         self.broken = False
         self._sender.in_backward = False
@@ -298,10 +298,10 @@ class StepGradients:
     def give_up(self) -> None:
         """Same as `drop`, but informs the other ranks: this rank sends no more of the step."""
         self._log.note("give_up")
-        self.send_nothing(given_up=True)
+        self.mark_remaining_absent(given_up=True)
         self.drop()
 
-    def cleared_by_owner(self) -> bool:
+    def were_cleared(self) -> bool:
         """Whether gradients of this step were cleared after they had been sent.
 
         The critic of a GAN gets gradients from the generator's loss and clears them, unused, with
@@ -348,7 +348,7 @@ class StepGradients:
                     "sends its gradient; do that before DistributedOptimizer"
                 )
 
-    def unwanted(self) -> bool:
+    def have_no_use(self) -> bool:
         """Whether these gradients have no use: their backward pass has ended by an exception, they
         are a by-product, or none was sent.
 

@@ -27,7 +27,7 @@ from hvd_order.engine import engine_host, live_exchanges
 from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job
 from hvd_order.torch.gradients.exchange import GradientExchange
-from hvd_order.torch.parameters.in_flight import NothingStays
+from hvd_order.torch.parameters.in_flight import CompletingGuard
 from hvd_order.torch.updates import optimizer_class
 from hvd_order.torch.updates.overlap import OverlapReport
 
@@ -36,7 +36,7 @@ __all__: list[str] = []
 _held: list[GradientExchange] = []  # from before the fork until after it
 
 
-class _ChildGuard(NothingStays):
+class _ChildGuard(CompletingGuard):
     """The `Guard` of tensors that were not finished before the fork."""
 
     def __init__(self, exchange: GradientExchange, rank: int) -> None:
@@ -153,7 +153,7 @@ def _after_in_child() -> None:
     while _held:
         exchange = _held.pop()
         _never_destroy(exchange)  # nor the native objects that it holds
-        optimizer = exchange.disown(_ChildGuard(exchange, job.rank))
+        optimizer = exchange.release_in_child(_ChildGuard(exchange, job.rank))
         if optimizer is not None:
             optimizer_class.unguard(optimizer)  # still there if an update failed before the fork
             cast("Any", optimizer)._hvd_exchange = _NoExchange(job, exchange)

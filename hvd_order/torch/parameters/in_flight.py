@@ -129,7 +129,7 @@ class Stay(Protocol):
         """Whether `change` would make a change."""
 
 
-class NothingStays:
+class CompletingGuard:
     """A `Stay` that has every gradient completed."""
 
     def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
@@ -185,12 +185,12 @@ def _as_list(tensors: Any) -> list[torch.Tensor]:
 
 # ---- the short way ----------------------------------------------------------------------------
 
-# Attribute of a gradient: (Opened, weak reference to its entry, order of a norm, a list with a copy
-# of this norm until it is handed out).
-OPEN = "_hvd_order_open"
+# Attribute of a gradient: (NormWindow, weak reference to its entry, order of a norm, a list with a
+# copy of this norm until it is handed out).
+NORM_WINDOW = "_hvd_order_norm_window"
 
 
-class Opened:
+class NormWindow:
     """The gradients of one optimizer, from the first use of a norm until elements are read, or
     ``step()``.
 
@@ -229,18 +229,18 @@ def short_call(func: Callable[..., Any], args: Any, kwargs: Any) -> _Answer:
     if kwargs or len(args) != 2:
         return None
     gradient, value = args
-    opened, reference, order, copies = getattr(gradient, OPEN, _CLOSED)
-    entry = reference() if opened else None
+    window, reference, order, copies = getattr(gradient, NORM_WINDOW, _CLOSED)
+    entry = reference() if window else None
     if entry is None:
         return None
     if func is torch.linalg.vector_norm:
         is_known = type(value) in (int, float) and value == order and not entry.changes
         return (copies.pop(),) if is_known and copies else None
     if func is torch.Tensor.mul_:
-        factor = opened.factor
+        factor = window.factor
         is_product = type(factor) is Factor and not factor.divides
         if is_product and native.has_value_of(value, factor.value):
-            return (gradient,) if opened.note(entry, factor) else None
+            return (gradient,) if window.note(entry, factor) else None
     return None
 
 

@@ -416,10 +416,10 @@ def disarm_gradient(gradient: torch.Tensor) -> None:
         gradient.__class__ = torch.Tensor  # type: ignore[assignment]
         attributes = vars(gradient)
         attributes.pop(GUARD, None)
-        attributes.pop(in_flight.OPEN, None)
+        attributes.pop(in_flight.NORM_WINDOW, None)
 
 
-def hand_to(tensor: torch.Tensor, guard: Guard) -> None:
+def set_guard(tensor: torch.Tensor, guard: Guard) -> None:
     """Makes the next read of a guarded tensor call another guard. Ignores other tensors."""
     if isinstance(tensor, (_Pending, InFlightGradient)):
         vars(tensor)[GUARD] = guard

@@ -118,7 +118,7 @@ class ShardUpdate:
         with torch.no_grad():
             for piece, elements in zip(due, _elements(due), strict=True):
                 _lend(piece, elements, factor)
-        self._step(self._stand_in(optimizer, due))
+        self._step(self._optimizer_of(optimizer, due))
         with torch.no_grad():
             torch._foreach_copy_([each.wire for each in due], [each.values for each in due])
             for piece in due:
@@ -126,7 +126,7 @@ class ShardUpdate:
                 if not piece.is_master:
                     piece.values.data = piece.wire.new_empty(0)
 
-    def _stand_in(self, optimizer: Optimizer, due: Sequence[Piece]) -> Optimizer:
+    def _optimizer_of(self, optimizer: Optimizer, due: Sequence[Piece]) -> Optimizer:
         members: dict[int, list[torch.Tensor]] = {}
         for piece in due:
             members.setdefault(id(piece.entry.parameter), []).append(piece.values)
@@ -134,7 +134,7 @@ class ShardUpdate:
             {**group, "params": [v for p in group["params"] for v in members.get(id(p), ())]}
             for group in optimizer.param_groups
         ]
-        return partial_step.stand_in(
+        return partial_step.with_groups(
             optimizer, [group for group in groups if group["params"]], state=self.state
         )
 
@@ -166,7 +166,7 @@ def _lend(piece: Piece, elements: torch.Tensor, factor: float) -> None:
     piece.values.grad = gradient
 
 
-def take_answers(optimizer: Optimizer, closure: Any = None) -> Any:
+def copy_arrived_parameters(optimizer: Optimizer, closure: Any = None) -> Any:
     """The inner step once all shards are updated: copies the parameters that have arrived."""
     if closure is not None:
         raise InvalidUsage(

@@ -95,7 +95,7 @@ class RegisteredModel:
             InvalidUsage: parameters that came later have no use here.
         """
         self.use.check_entries(entries, self.entries)
-        self._give_back()
+        self._end_registration()
         self._host.free_id(self._model)
         agreed = registration.agree(
             self._channel,
@@ -126,7 +126,7 @@ class RegisteredModel:
         Args:
             issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
         """
-        self._give_back()
+        self._end_registration()
         self._agree_on_maxima(self.reads_maxima)
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
@@ -140,7 +140,7 @@ class RegisteredModel:
         """
         host = self._host
         if self._only_model and not host.tuning_begun:
-            self._give_back()
+            self._end_registration()
             host.tuning_begun = host.tuning_ended = True
             host.retune(
                 advised_settings(self._channel, device, self.size_bytes, split=True), self._model
@@ -160,7 +160,7 @@ class RegisteredModel:
             deferrable and settings.cross_iteration and bool(host.has_halves) and self.may_be_split
         )
         if all(self._channel.gather("whether to split", wanted)):
-            self._give_back()
+            self._end_registration()
             self._agree_on_maxima(self.reads_maxima)
             self._recut(settings, split=True)
 
@@ -293,7 +293,7 @@ class RegisteredModel:
         )
         self._forget.atexit = False
 
-    def _give_back(self) -> None:
+    def _end_registration(self) -> None:
         """Ends the registration; state that others have returns to the optimizer. Collective in
         that case.
         """

@@ -15,7 +15,7 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import Guard, disarm_gradient
 from hvd_order.torch.shards import elementwise
 from hvd_order.torch.shards.model_shards import ModelShards, NamedGather, require_halves
-from hvd_order.torch.shards.shard_update import take_answers
+from hvd_order.torch.shards.shard_update import copy_arrived_parameters
 from hvd_order.torch.sums.sum_use import Model, Step, SumUse, refuse_resized
 from hvd_order.torch.updates.partial_step import InnerStep
 from hvd_order.torch.updates.separability import Separability
@@ -51,7 +51,7 @@ class ShardSums(SumUse):
             InvalidUsage: the optimizer, the gradients or the transport cannot be sharded.
         """
         elementwise.require(optimizer, type(optimizer), step, verdict)
-        super().__init__(take_answers)
+        super().__init__(copy_arrived_parameters)
         self.shards = ModelShards(optimizer, step, channel, gather, entries)
         self._rank = channel.host.job.rank
         self._factor = factor
@@ -104,7 +104,7 @@ class ShardSums(SumUse):
             )
         for entry in model.find_used():
             # What has clipped here did not see it, and did elsewhere.
-            if step.touched and entry.parameter.grad is None:
+            if step.used_in_flight and entry.parameter.grad is None:
                 self._refuse_clipped_without(entry.name)
         with torch._C.DisableTorchFunctionSubclass(), native.OnHomeStreams(streams):
             self._update(optimizer, model)

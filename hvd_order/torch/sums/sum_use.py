@@ -55,7 +55,7 @@ class Model(Protocol):
 class Step(Protocol):
     """The part of `StepGradients` that a use works with."""
 
-    touched: bool
+    used_in_flight: bool
 
     def replaced(self) -> bool: ...
     def finish(self, guard: Guard) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.torch.updates.partial_step import InnerStep, stand_in
+from hvd_order.torch.updates.partial_step import InnerStep, with_groups
 
 __all__: list[str] = []
 
@@ -40,7 +40,7 @@ def first_state(
         values.grad = torch.zeros_like(values)
         state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         group = {**settings[id(parameter)], "params": [values]}
-        step(stand_in(optimizer, [group], state=state))
+        step(with_groups(optimizer, [group], state=state))
         return state[values]
 
     return make

@@ -29,7 +29,7 @@ Condition = Callable[[Optimizer], "str | None"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceReading:
     """Result of reading an optimizer's source.
 
     Attributes:
@@ -42,7 +42,7 @@ class Reading:
     evaluates_closure_once: bool
 
 
-def reading(optimizer: Optimizer, base: type[Optimizer]) -> Reading | None:
+def reading(optimizer: Optimizer, base: type[Optimizer]) -> SourceReading | None:
     """The reading of ``optimizer``; None if its class has not been read.
 
     Args:
@@ -56,7 +56,7 @@ def reading(optimizer: Optimizer, base: type[Optimizer]) -> Reading | None:
     read = _OF_PACKAGES.get((base.__module__, base.__qualname__))
     if read is None or not _was_read(*_VERSIONS[package]):
         return None
-    return Reading(
+    return SourceReading(
         _differentiable(optimizer) or read.condition(optimizer), read.evaluates_closure_once
     )
 
@@ -101,15 +101,15 @@ def _is_at_home(base: type) -> bool:
 # ---- torch ------------------------------------------------------------------------------------
 
 
-def _read_in_torch(optimizer: Optimizer, base: type[Optimizer]) -> Reading | None:
+def _read_in_torch(optimizer: Optimizer, base: type[Optimizer]) -> SourceReading | None:
     if base not in _torch_classes():
         return None
     if base is torch.optim.LBFGS:
-        return Reading("LBFGS looks across all parameters", evaluates_closure_once=False)
+        return SourceReading("LBFGS looks across all parameters", evaluates_closure_once=False)
     objection = _differentiable(optimizer)
     if base is getattr(torch.optim, "Adafactor", None):
         objection = objection or _one_dtype_where_eps_is_none(optimizer)
-    return Reading(objection, evaluates_closure_once=True)
+    return SourceReading(objection, evaluates_closure_once=True)
 
 
 def _torch_classes() -> Iterator[type[Optimizer]]:

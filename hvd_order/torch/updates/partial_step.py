@@ -80,14 +80,14 @@ class RecordedStep:
             if group is not None:
                 members[group].append(parameter)
         with self._conditions.restored():
-            self._step(stand_in(self.optimizer, [
+            self._step(with_groups(self.optimizer, [
                 {"params": parameters, **values}
                 for parameters, values in zip(members, self._hyper_parameters, strict=True)
                 if parameters
             ]))  # fmt: skip
 
 
-def stand_in(optimizer: Optimizer, groups: list[dict[str, Any]], **attributes: Any) -> Optimizer:
+def with_groups(optimizer: Optimizer, groups: list[dict[str, Any]], **attributes: Any) -> Optimizer:
     """The user's optimizer with other groups; an object for one inner step.
 
     The optimizer itself stays unchanged: another thread may be in its ``zero_grad()``, or a

@@ -23,7 +23,7 @@ from hvd_order.cluster.policies.ones.score import Lengths, remaining_worker_s
 from hvd_order.cluster.policies.ones.search import Problem, Search
 from hvd_order.cluster.policies.optimus import Optimus, spread
 from hvd_order.cluster.policies.packing import pack
-from hvd_order.cluster.policies.registry import POLICIES, Known, policy
+from hvd_order.cluster.policies.registry import POLICIES, PolicyInputs, policy
 from hvd_order.cluster.policies.srtf import Srtf
 from hvd_order.cluster.policies.tiresias import Tiresias
 from hvd_order.cluster.simulate.outcome import JobOutcome
@@ -321,7 +321,7 @@ NAMES = ["srtf", "drf", "dorm", "optimus", "tiresias", "finish-time", "ones"]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_no_machines_hold_is_rejected_and_the_others_run(name: str) -> None:
     jobs = [job("huge", 0, 10, 5, least=5), job("small", 0, 10)]
-    known = Known(gpus(2), None, 1e9, jobs)
+    known = PolicyInputs(gpus(2), None, 1e9, jobs)
     found = run(jobs, gpus(2), policy(name, known))
     assert found["huge"].rejected
     assert found["small"].ended_s is not None
@@ -330,7 +330,7 @@ def test_a_job_that_no_machines_hold_is_rejected_and_the_others_run(name: str) -
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_asks_for_too_much_runs_with_what_there_is(name: str) -> None:
     made = job("a", 0, 10, 5, least=1)
-    found = run([made], gpus(2), policy(name, Known(gpus(2), None, 1e9, [made])))
+    found = run([made], gpus(2), policy(name, PolicyInputs(gpus(2), None, 1e9, [made])))
     assert found["a"].ended_s == pytest.approx(5)
 
 
@@ -338,7 +338,9 @@ def test_a_job_that_asks_for_too_much_runs_with_what_there_is(name: str) -> None
 @pytest.mark.parametrize("slot_s", [None, 10.0])
 def test_a_job_that_needs_no_resources_runs(name: str, slot_s: float | None) -> None:
     made = [job("a", 0, 10, worker={}), job("b", 0, 10)]
-    found = run(made, gpus(1), POLICIES[name](Known(gpus(1), slot_s, 1e9, made)), slot_s=slot_s)
+    found = run(
+        made, gpus(1), POLICIES[name](PolicyInputs(gpus(1), slot_s, 1e9, made)), slot_s=slot_s
+    )
     assert all(outcome.ended_s is not None for outcome in found.values())
 
 

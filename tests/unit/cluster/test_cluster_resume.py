@@ -15,7 +15,7 @@ from helpers.cluster_runs import (
     contents,
 )
 
-from hvd_order.cluster.policies.registry import POLICIES, Known
+from hvd_order.cluster.policies.registry import POLICIES, PolicyInputs
 
 pytestmark = pytest.mark.usefixtures("policies")
 
@@ -28,7 +28,7 @@ def test_complete_runs_are_not_repeated(
     before = contents(tmp_path / "runs")
     simulated: list[str] = []
 
-    def counted(known: Known) -> Chosen:
+    def counted(known: PolicyInputs) -> Chosen:
         return Chosen(lambda names: simulated.append("last") or names)
 
     monkeypatch.setitem(POLICIES, "last", counted)

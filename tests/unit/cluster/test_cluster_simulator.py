@@ -17,7 +17,7 @@ from hvd_order.cluster.model.utility import Constant, Sigmoid, Steps
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import JobState, PolicyDecision, View
 from hvd_order.cluster.policies.packing import pack
-from hvd_order.cluster.policies.registry import Known, policy
+from hvd_order.cluster.policies.registry import PolicyInputs, policy
 from hvd_order.cluster.simulate.outcome import JobOutcome, PlacementInterval, Summary
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
@@ -270,7 +270,7 @@ def test_a_large_batch_is_worth_less_than_its_samples() -> None:
 
 
 def test_unknown_policies_and_runs_without_slots() -> None:
-    known = Known(ONE, None, math.inf, [job("a")])
+    known = PolicyInputs(ONE, None, math.inf, [job("a")])
     with pytest.raises(InvalidUsage, match=r"there are: .*fifo"):
         policy("best", known)
     with pytest.raises(InvalidUsage, match="slot length"):
