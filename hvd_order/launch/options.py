@@ -82,7 +82,7 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     add("--servers", type=int, default=0, metavar="N",
         help="start N parameter servers as well, and use them (HVD_ORDER_COMM=ps)")  # fmt: skip
     add("--min-servers", type=int, metavar="N",
-        help="let servers go that nobody would miss, but keep N")  # fmt: skip
+        help="stop servers that do not make steps shorter, but keep N")  # fmt: skip
     add("--max-servers", type=int, metavar="N",
         help="start more servers while they make steps shorter, N at most")  # fmt: skip
     add("--oversubscribe", action="store_true",

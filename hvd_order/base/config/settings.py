@@ -73,7 +73,7 @@ class Config:
         "",
         BYTES,
         "How much may be in flight at once; what is in flight cannot be overtaken. Not set: "
-        "twice the slice, more on a long line.",
+        "twice the slice, more on a network of high latency.",
     )
     plan: str | None = knob(
         "",
@@ -127,15 +127,16 @@ class Config:
     min_servers: int | None = knob(
         "",
         COUNT,
-        "Let servers go that nobody would miss, down to so many; `hvd-order run --min-servers` "
-        "sets it. Not set: the fewest that work, if the other limit is set; else none goes.",
+        "Least number of servers: servers without which steps take no longer are stopped, down to "
+        "this number; `hvd-order run --min-servers` sets it. Not set: the fewest that work, if the "
+        "other limit is set; else none is stopped.",
         may_differ=True,
     )
     max_servers: int | None = knob(
         "",
         COUNT,
-        "Ask the launcher for servers while they make steps shorter, up to so many; `hvd-order "
-        "run --max-servers` sets it. Not set: none comes.",
+        "Largest number of servers: the launcher starts more while they make steps shorter; "
+        "`hvd-order run --max-servers` sets it. Not set: none is started.",
         may_differ=True,
     )
     ps_update: Updater = knob(
@@ -157,8 +158,9 @@ class Config:
     ps_delay_bound: int | None = knob(
         "",
         COUNT,
-        "With `async`: no update is applied more than so many updates after the one that its "
-        "worker had read; what would come later is not sent. Not set: all are sent.",
+        "With `async`: largest delay of an update, in updates of its slice. With 2, at most two "
+        "other updates come between a worker's read of a slice and its own update; an update that "
+        "would be later is not sent. Not set: all are sent.",
     )
     ps_aggregate: bool = knob(
         "0",

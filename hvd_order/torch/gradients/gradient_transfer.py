@@ -227,7 +227,7 @@ class GradientTransfer:
                 if entry.summed or not entry.sent:
                     continue
                 if entry.placed and stages[entry.tensor] != ENDED:
-                    if stages[entry.tensor] == UNDER_WAY:  # the host waits: not with idle hands
+                    if stages[entry.tensor] == UNDER_WAY:  # the host would wait; work on
                         self._complete(arrived, stay_armed, given_up)
                         arrived.clear()
                     with timeline.span("wait", entry.name):
