@@ -33,11 +33,11 @@ class Kernels:
 def use_kernels(device_type: str) -> None:
     """Uses the kernels of a type of device, once; says in the log if there are none."""
     if device_type == "cuda" and kernels_for(device_type).why_not:
-        _say(kernels_for(device_type).why_not)
+        _log_reason(kernels_for(device_type).why_not)
 
 
 @functools.cache
-def _say(why: str) -> None:
+def _log_reason(why: str) -> None:
     _log.info("gradients are packed by PyTorch's operators, one launch each: %s", why)
 
 

@@ -141,7 +141,7 @@ class CollectiveQueue:
             text = "\n".join(request.lines).encode()
             digest = hashlib.blake2b(text, digest_size=8).hexdigest()
             replaceable = None if request.joined_take_part else request.stand_in is not None
-            self._negotiation.tell(["request", self._number, request.name, digest, replaceable])
+            self._negotiation.send(["request", self._number, request.name, digest, replaceable])
         return handle
 
     def knows(self, handle: int) -> bool:

@@ -59,7 +59,7 @@ def join(device: int = -1) -> int:
         one.begin_join((torch.cuda.current_device() if device < 0 else device) if cuda else None)
     ranks.steps.stop_reporting(joined=True)
     unnamed = {str(one.number): one.unnamed for one in queues}
-    ranks.tell(["join", ranks.steps.counts(), ranks.steps.recent(), unnamed])
+    ranks.send(["join", ranks.steps.counts(), ranks.steps.recent(), unnamed])
     early: dict[tuple[str, int], str] = {}
     what, *rest = _next(ranks, job)
     sets = {one.number for one in queues}

@@ -100,7 +100,7 @@ class Negotiation:
             with self._lock:
                 self._order.remove_set(number)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Sends rank 0 a message: ["request", ...], ["join", ...] or ["step", ...]."""
         if self._job.rank == 0:
             self._handle(0, message)
@@ -163,7 +163,7 @@ class Negotiation:
                 self.events.put(message)
         elif what == "joined":
             _, counts = rest
-            self.steps.start_reporting(counts, self.tell)
+            self.steps.start_reporting(counts, self.send)
         else:  # "step" and "all_joined"
             if what == "all_joined":
                 self.steps.stop_reporting()

@@ -67,7 +67,7 @@ class RequestRunner:
             ))  # fmt: skip
         transfer = None if request is None else request.transfer
         if decision.absent:
-            stand_in = self._tell_stand_in(request, decision.absent)
+            stand_in = self._share_stand_in(request, decision.absent)
             transfer = transfer or stand_in
         assert transfer is not None
         if request is None or request.ready_event is None:
@@ -85,7 +85,7 @@ class RequestRunner:
             request.done_event = accelerator.Event()
             request.done_event.record(stream)
 
-    def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Transfer:
+    def _share_stand_in(self, request: Request | None, absent: list[int]) -> Transfer:
         """Returns the function that absent ranks run; the first present rank sends it."""
         root = next(place for place, rank in enumerate(self._ranks) if rank not in absent)
         mine = None if request is None else request.stand_in

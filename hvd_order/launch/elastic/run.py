@@ -52,7 +52,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     if agent.present:
-                        _tell(f"{error}; waiting to be started again")
+                        _say(f"{error}; waiting to be started again")
                         agent.end_when_told(_BROKEN_WAIT_S)
                         raise
                     state.restore()
@@ -90,7 +90,7 @@ def _start(state: State) -> None:
     number = state.recover()
     if number:
         if state._rank() == 0:
-            _tell(f"going on from commit {number}")
+            _say(f"going on from commit {number}")
         state.on_reset()
     state.sync()
 
@@ -99,7 +99,7 @@ def _nothing() -> None:
     """Replaces `sync` when ranks only left: no rank needs a state."""
 
 
-def _tell(text: str) -> None:
+def _say(text: str) -> None:
     sys.stderr.write(f"hvd_order: {text}\n")
     sys.stderr.flush()
 

@@ -77,7 +77,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
             lambda what, number, failure: _report(launcher, what, number, failure)
         )
         threading.Thread(target=_listen, args=(pipe, inbox, launcher), daemon=True).start()
-        launcher.tell("ready", **address)
+        launcher.send("ready", **address)
         failure = run_workers(
             job["command"],
             inbox,
@@ -91,14 +91,14 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     except Stopped as stop:
         return 128 + stop.signal
     except (InvalidUsage, OSError) as error:
-        launcher.tell("error", text=str(error))
+        launcher.send("error", text=str(error))
         return 1
     finally:
         signal.signal(_STOP, signal.SIG_IGN)  # of _listen, too late to matter
         for folder in agent_folders(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
-        launcher.tell("failed", formation=1, commit=0, **dataclasses.asdict(failure))
+        launcher.send("failed", formation=1, commit=0, **dataclasses.asdict(failure))
         return 1
     return 0
 
@@ -110,7 +110,7 @@ class _Launcher:
         self._marker = marker
         self._output = os.dup(1)
 
-    def tell(self, what: str, **details: object) -> None:
+    def send(self, what: str, **details: object) -> None:
         line = f"{self._marker}{json.dumps({'what': what, **details})}\n"
         # One call, so that no worker's output is mixed in.
         os.write(self._output, line.encode())
@@ -118,7 +118,7 @@ class _Launcher:
 
 def _report(launcher: _Launcher, what: str, number: int, failure: WorkerFailure | None) -> None:
     details = dataclasses.asdict(failure) if failure is not None else {}
-    launcher.tell(what, formation=number, commit=_newest_commit(), **details)
+    launcher.send(what, formation=number, commit=_newest_commit(), **details)
 
 
 def _newest_commit() -> int:
@@ -140,7 +140,7 @@ def _listen(pipe: IO[bytes], inbox: FormationInbox, launcher: _Launcher) -> None
             if message["what"] == "serve":
                 store = serve_store(message["address"])
                 stores = [*stores[-1:], store]
-                launcher.tell("serving", formation=message["formation"], port=store.port)
+                launcher.send("serving", formation=message["formation"], port=store.port)
             elif message["what"] == "formation":
                 inbox.announce(Formation(**message["formation"]))
             elif message["what"] == "leave":
@@ -151,7 +151,7 @@ def _listen(pipe: IO[bytes], inbox: FormationInbox, launcher: _Launcher) -> None
                 os.kill(os.getpid(), _STOP)
     except (RuntimeError, OSError) as error:  # the store failed, or the launcher is gone
         with contextlib.suppress(OSError):
-            launcher.tell("error", text=f"nothing can be served here: {error}")
+            launcher.send("error", text=f"nothing can be served here: {error}")
     inbox.end()
     os.kill(os.getpid(), _STOP)
 

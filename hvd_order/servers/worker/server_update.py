@@ -80,7 +80,7 @@ class ServerUpdate(SumUse):
         self._rank = host.rank
         self._timeout_s = host.job.config.timeout.total_seconds()
         self._rules: list[dict[str, Any]] = []
-        self._told: list[dict[str, Any]] = []
+        self._sent_rules: list[dict[str, Any]] = []
         self._hyper_parameters()  # raises if they are unsupported
 
     @property
@@ -108,12 +108,12 @@ class ServerUpdate(SumUse):
         if not self._active:
             return
         self._rules = self._hyper_parameters()
-        if self._rank == 0 and self._rules != self._told:
-            self._tell()
+        if self._rank == 0 and self._rules != self._sent_rules:
+            self._send_rules()
 
-    def _tell(self) -> None:
-        self._told = self._hyper_parameters()
-        rules = [native.UpdateRule(**rule) for rule in self._told]
+    def _send_rules(self) -> None:
+        self._sent_rules = self._hyper_parameters()
+        rules = [native.UpdateRule(**rule) for rule in self._sent_rules]
         self._servers.transport.set_rules(self._model, rules)
 
     def check_step(self) -> None:
@@ -204,7 +204,7 @@ class ServerUpdate(SumUse):
                         value = self._optimizer.state.get(entry.parameter, {}).get(name)
                     entry.wire.copy_(value) if value is not None else entry.wire.zero_()
             self._servers.transport.begin_with_buffers(model, part, parts, steps)
-        self._tell()
+        self._send_rules()
 
     def before_end(self) -> None:
         """State on servers returns to the optimizer. Collective if it is there."""

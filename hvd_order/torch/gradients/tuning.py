@@ -83,9 +83,9 @@ class Tuning:
                 self._detector = DriftDetector(confirmed.step_s)
         host.tuning_ended = self.done
         if plan is not None:
-            self._tell(plan)
+            self._log_plan(plan)
         if self.done:
-            self._tell_outlook(None if self._detector is None else self._detector.expected_s)
+            self._log_outlook(None if self._detector is None else self._detector.expected_s)
 
     def _advice(self, again: bool = False) -> SliceSettings:
         may_be_split = (
@@ -211,9 +211,9 @@ class Tuning:
             level = logging.WARNING if settings.policy == "arrival" else logging.INFO
             _log.log(level, "chosen: %s%s", _text(settings), _no_gain(settings))
         if self._patience == 1:  # the first choice
-            self._tell_outlook(tuner.chosen_s)
+            self._log_outlook(tuner.chosen_s)
 
-    def _tell_outlook(self, step_s: float | None) -> None:
+    def _log_outlook(self, step_s: float | None) -> None:
         """Logs the largest possible gain from ordering, from the measurements of this run."""
         if self._host.rank == 0:
             link = self._host.link(self._device)
@@ -266,7 +266,7 @@ class Tuning:
                 self._host, Confirmed(self._host.slice_settings, step_s, self._host.size)
             )
 
-    def _tell(self, plan: Plan) -> None:
+    def _log_plan(self, plan: Plan) -> None:
         if self._host.rank != 0:
             return
         others = "" if plan.ranks == self._host.size else f" (made for {plan.ranks} ranks)"

@@ -28,7 +28,7 @@ from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.shard_sums import ShardSums
 from hvd_order.torch.sums.sum_use import USES, SumUse
 from hvd_order.torch.updates import overlap, partial_step
-from hvd_order.torch.updates.separability import Separability, separability, tell
+from hvd_order.torch.updates.separability import Separability, log_reason, separability
 
 __all__: list[str] = []
 
@@ -77,7 +77,7 @@ def make_exchange(
     if host.job.config.cross_iteration or options.sharded:
         verdict = separability(optimizer, type(optimizer), options.separable)
         if host.rank == 0:
-            tell(verdict)
+            log_reason(verdict)
     use = _use_of_sums(optimizer, verdict, trainable, channel, options)
     prescale, postscale = options.factors
     model = RegisteredModel(channel, use, options.compression, prescale)

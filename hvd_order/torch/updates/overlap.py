@@ -144,9 +144,9 @@ class Overlap:
         if learnt and NO_GAIN not in reasons.values():
             self._steps += 1
             if self._rank == 0 and self._steps > 1 and self._steps & (self._steps - 1) == 0:
-                self._tell()
+                self._log_report()
 
-    def _tell(self) -> None:
+    def _log_report(self) -> None:
         """Logs the report if it has something new."""
         report = self.report
         reasons = frozenset(report.not_deferred)

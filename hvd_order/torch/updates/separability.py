@@ -99,7 +99,7 @@ def _declared_by_class(base: type[Optimizer]) -> bool | None:
     return None
 
 
-def tell(verdict: Separability) -> None:
+def log_reason(verdict: Separability) -> None:
     """Logs why updates are not deferred, once for each reason."""
     if verdict.separable or verdict.reason in _said:
         return

@@ -19,7 +19,7 @@ class Launcher(host_agent._Launcher):
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
 
-    def tell(self, what: str, **details: object) -> None:
+    def send(self, what: str, **details: object) -> None:
         self.told.append((what, details))
 
 

@@ -439,7 +439,7 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
     unknown = verdict(type("Mine", (SGD,), {})(parameters(), lr=0.1))
     asked_for = verdict(SGD(parameters(), lr=0.1), declared=False)
     for each in (unknown, unknown, asked_for, verdict(SGD(parameters(), lr=0.1))):
-        separability.tell(each)
+        separability.log_reason(each)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "separable=True" in caplog.messages[0]
     assert "\n" not in caplog.messages[0]
