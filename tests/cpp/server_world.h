@@ -7,9 +7,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +19,7 @@
 #include "servers/server_core.h"
 #include "servers/wire/arguments.h"
 #include "servers/wire/group.h"
+#include "servers/worker/model_registration.h"
 
 // Parameter servers and workers in one thread: connections deliver when a seeded generator says so,
 // each in the order that connection.h promises. A server may be lost at any moment; what it has
@@ -26,17 +27,11 @@
 namespace hvd_order::test {
 
 inline Payload payloadOf(const std::vector<float>& values) {
-  Payload payload = Payload::allocate(values.size() * sizeof(float));
-  std::memcpy(payload.data(), values.data(), payload.sizeBytes);
-  return payload;
+  return Payload::copyOf(std::as_bytes(std::span(values)));
 }
 
 inline Payload payloadOf(const std::vector<std::byte>& bytes) {
-  Payload payload = Payload::allocate(bytes.size());
-  if (!bytes.empty()) {
-    std::memcpy(payload.data(), bytes.data(), bytes.size());
-  }
-  return payload;
+  return Payload::copyOf(bytes);
 }
 
 inline std::vector<float> floatsOf(const Payload& payload) {
@@ -230,7 +225,8 @@ inline Peer server(int number) {
   return {PeerKind::kServer, number};
 }
 
-/// A worker's side of the protocol, as csrc/transport/server_transport.cc has it.
+/// A worker's side of the protocol: what csrc/servers/worker keeps, and pushes, requests and
+/// answers as csrc/servers/c10d/model_pushes.cc has them.
 class SimulatedWorker {
  public:
   using OnAnswer = std::function<void(SliceIndex slice, Round round, const Payload& value)>;
@@ -239,69 +235,57 @@ class SimulatedWorker {
   SimulatedWorker(int rank, OnAnswer onAnswer) : rank_(rank), onAnswer_(std::move(onAnswer)) {}
 
   void connect(ServerId server, const std::shared_ptr<Connection>& connection) {
-    lines_[server] = connection;
+    connections_.add(server, connection);
     connection->start(
         [this, server](const FrameHeader& header, const Payload& payload) {
           onFrame(server, header, payload);
         },
-        [this, server](const std::string& /*why*/) { lost(server); });
-    if (registered_) {
-      tell(*connection);
+        [this, server](const std::string& why) { lost(server, why); });
+    if (model_) {
+      model_->sendTo(*connection);
     }
   }
   /// Counts a server as lost that may live; worker 0 tells the others.
   void giveUp(ServerId server) {
-    auto line = lines_.extract(server);
-    if (line.empty()) {
+    const auto connection = connections_.lose(server, "silent");
+    if (connection == nullptr) {
       return;
     }
-    lost_.insert(server);
-    for (const auto& [other, connection] : lines_) {
-      if (rank_ == 0) {
-        connection->send(Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = server}, {});
-      }
+    if (rank_ == 0) {
+      connections_.sendToAll(
+          Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = server}, {});
     }
-    line.mapped()->breakOff("silent");
+    connection->breakOff("silent");
   }
 
-  void setBuffers(Registration registration, std::vector<SliceOwners> places) {
-    registration_ = std::move(registration);
-    firstPlaces = places;
-    places_ = std::move(places);
-    rounds.assign(places_.size(), 0);
-    underWay.resize(places_.size());
-    read.assign(places_.size(), 0);
-    readBefore.assign(places_.size(), 0);
-    late.assign(places_.size(), 0);
-    registered_ = true;
-    for (const auto& [server, connection] : lines_) {
-      tell(*connection);
+  void setBuffers(const Registration& registration, const std::vector<SliceOwners>& places) {
+    rounds.assign(places.size(), 0);
+    underWay.resize(places.size());
+    read.assign(places.size(), 0);
+    readBefore.assign(places.size(), 0);
+    late.assign(places.size(), 0);
+    model_.emplace(kModel, 0, registration, places);
+    for (const ServerId server : connections_.servers()) {
+      model_->sendTo(connections_.at(server));
     }
   }
 
   void begin(SliceIndex slice, std::uint32_t part, std::uint32_t parts, const Payload& payload) {
-    const auto line = lines_.find(firstPlaces[slice].owner);
-    if (line != lines_.end()) {
-      FrameHeader header = about(FrameKind::kState, slice);
+    if (Connection* owner = connections_.find(model_->firstOwner(slice))) {
+      FrameHeader header = model_->about(FrameKind::kState, slice);
       header.argument = StateArgument{parts, part}.packed();
-      line->second->send(Connection::kAtOnce, header, payload);
+      owner->send(Connection::kAtOnce, header, payload);
     }
   }
 
   void setRules(const std::vector<UpdateRule>& rules) {
-    const Round next = *std::max_element(rounds.begin(), rounds.end()) + 1;
-    const Round oldest = *std::min_element(rounds.begin(), rounds.end());
-    rules_.push_back({++rulesGiven_, next, payloadOf(writeRules(rules))});
-    while (rules_.size() > 1 && rules_[1].since <= oldest) {
-      rules_.pop_front();
-    }
-    for (const auto& [server, connection] : lines_) {
-      sayRules(*connection, rules_.back());
-    }
+    model_->setRules(
+        rules, *std::max_element(rounds.begin(), rounds.end()) + 1,
+        *std::min_element(rounds.begin(), rounds.end()), connections_);
   }
 
-  void setMap(std::vector<SliceOwners> places) {
-    adopt(map_ + 1, std::move(places));
+  void setMap(const std::vector<SliceOwners>& places) {
+    adopt(model_->map() + 1, places);
   }
 
   void issue(SliceIndex slice, Payload gradient) {
@@ -314,7 +298,6 @@ class SimulatedWorker {
     Round round;
     Payload gradient;
   };
-  std::vector<SliceOwners> firstPlaces;
   std::vector<Round> rounds;
   std::vector<std::optional<UnderWay>> underWay;
   std::function<void(ServerId server)> onLost;
@@ -325,55 +308,17 @@ class SimulatedWorker {
   std::vector<Round> late;               // by slice, pushes that were not wanted
 
  private:
-  [[nodiscard]] FrameHeader about(FrameKind kind, SliceIndex slice = 0) const {
-    return {.kind = kind, .model = kModel, .slice = slice};
-  }
-
-  struct GivenRules {
-    RulesNumber number;
-    Round since;
-    Payload payload;
-  };
-
-  static void sayRules(Connection& connection, const GivenRules& rules) {
-    connection.send(
-        Connection::kAtOnce,
-        {.kind = FrameKind::kRule, .model = kModel, .round = rules.since, .argument = rules.number},
-        rules.payload);
-  }
-
-  void tell(Connection& connection) {
-    connection.send(
-        Connection::kAtOnce, about(FrameKind::kModel), payloadOf(writeRegistration(registration_)));
-    FrameHeader map = about(FrameKind::kMap);
-    map.map = map_;
-    connection.send(Connection::kAtOnce, map, payloadOf(writeOwners(places_)));
-    for (const GivenRules& rules : rules_) {
-      sayRules(connection, rules);
+  void adopt(std::uint32_t version, const std::vector<SliceOwners>& places) {
+    if (model_->adopt(version, places, connections_)) {
+      pushAgain();
     }
-  }
-
-  void adopt(std::uint32_t version, std::vector<SliceOwners> places) {
-    if (version <= map_) {
-      return;
-    }
-    map_ = version;
-    places_ = std::move(places);
-    for (const auto& [server, connection] : lines_) {
-      FrameHeader header = about(FrameKind::kMap);
-      header.map = version;
-      connection->send(Connection::kAtOnce, header, payloadOf(writeOwners(places_)));
-      header.kind = FrameKind::kSwitch;
-      connection->send(Connection::kLast, header, {});
-    }
-    pushAgain();
   }
 
   void pushAgain() {
-    const bool namesLost =
-        std::any_of(places_.begin(), places_.end(), [&](const SliceOwners& place) {
-          return lost_.contains(place.owner) || lost_.contains(place.replica);
-        });
+    const auto& places = model_->places();
+    const bool namesLost = std::any_of(places.begin(), places.end(), [&](const SliceOwners& place) {
+      return connections_.isLost(place.owner) || connections_.isLost(place.replica);
+    });
     const bool mayBeLost = std::exchange(hasLost_, namesLost) || namesLost;
     if (!mayBeLost && !asksFirst) {
       return;
@@ -384,56 +329,58 @@ class SimulatedWorker {
       } else if (!mayBeLost) {
         continue;
       } else if (
-          const auto line = lines_.find(places_[slice].owner);
-          line != lines_.end() && rounds[slice] > 0) {
-        FrameHeader header = about(FrameKind::kPull, slice);
+          Connection* owner = connections_.find(places[slice].owner);
+          owner != nullptr && rounds[slice] > 0) {
+        FrameHeader header = model_->about(FrameKind::kPull, slice);
         header.round = rounds[slice];
         header.argument = PullArgument{kValuePart}.packed();
-        line->second->send(std::uint64_t{slice} + 1, header, {});
+        owner->send(std::uint64_t{slice} + 1, header, {});
       }
     }
   }
 
   void push(SliceIndex slice) {
-    const auto line = lines_.find(places_[slice].owner);
-    askedAt_[slice] = places_[slice].owner;
-    if (line != lines_.end()) {
-      FrameHeader header = about(asksFirst ? FrameKind::kAsk : FrameKind::kPush, slice);
-      header.round = underWay[slice]->round;
-      header.map = map_;
-      header.argument = asksFirst ? read[slice] : 0;
-      if (asksFirst) {
-        line->second->send(Connection::kAtOnce, header, {});
-      } else {
-        line->second->send(std::uint64_t{slice} + 1, header, underWay[slice]->gradient);
-      }
+    askedAt_[slice] = model_->places()[slice].owner;
+    Connection* owner = connections_.find(askedAt_[slice]);
+    if (owner == nullptr) {
+      return;
+    }
+    FrameHeader header = model_->about(asksFirst ? FrameKind::kAsk : FrameKind::kPush, slice);
+    header.round = underWay[slice]->round;
+    header.map = model_->map();
+    header.argument = asksFirst ? read[slice] : 0;
+    if (asksFirst) {
+      owner->send(Connection::kAtOnce, header, {});
+    } else {
+      owner->send(std::uint64_t{slice} + 1, header, underWay[slice]->gradient);
     }
   }
 
   void admitted(ServerId server, const FrameHeader& header) {
     const auto& open = underWay[header.slice];
-    const auto line = lines_.find(server);
-    if (open && open->round == header.round && askedAt_[header.slice] == server &&
-        line != lines_.end()) {
-      FrameHeader push = about(FrameKind::kPush, header.slice);
-      push.round = header.round;
-      push.map = map_;
-      auto to = line;
-      if ((header.flags & kFrameFlagGroup) != 0) {
-        auto group = GroupArgument::of(header);
-        to = lines_.find(std::exchange(group.server, server));
-        push.flags = kFrameFlagGroup;
-        push.argument = group.packed();
-      }
-      if (to == lines_.end()) {
-        push.kind = FrameKind::kAsk;
-        push.flags = kFrameFlagDirect;
-        push.argument = read[header.slice];
-        line->second->send(Connection::kAtOnce, push, {});
-        return;
-      }
-      to->second->send(std::uint64_t{header.slice} + 1, push, open->gradient);
+    Connection* owner = connections_.find(server);
+    if (!open || open->round != header.round || askedAt_[header.slice] != server ||
+        owner == nullptr) {
+      return;
     }
+    FrameHeader push = model_->about(FrameKind::kPush, header.slice);
+    push.round = header.round;
+    push.map = model_->map();
+    Connection* to = owner;
+    if ((header.flags & kFrameFlagGroup) != 0) {
+      auto group = GroupArgument::of(header);
+      to = connections_.find(std::exchange(group.server, server));
+      push.flags = kFrameFlagGroup;
+      push.argument = group.packed();
+    }
+    if (to == nullptr) {
+      push.kind = FrameKind::kAsk;
+      push.flags = kFrameFlagDirect;
+      push.argument = read[header.slice];
+      owner->send(Connection::kAtOnce, push, {});
+      return;
+    }
+    to->send(std::uint64_t{header.slice} + 1, push, open->gradient);
   }
 
   void onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {
@@ -444,7 +391,7 @@ class SimulatedWorker {
       return giveUp(static_cast<ServerId>(header.argument));
     }
     if (header.kind == FrameKind::kMap) {
-      if (registered_) {
+      if (model_) {
         adopt(header.map, readOwners({payload.data(), payload.sizeBytes}));
       }
       return;
@@ -461,10 +408,9 @@ class SimulatedWorker {
     }
   }
 
-  void lost(ServerId server) {
-    lines_.erase(server);
-    lost_.insert(server);
-    if (registered_) {
+  void lost(ServerId server, const std::string& why) {
+    connections_.lose(server, why);
+    if (model_) {
       hasLost_ = true;
       pushAgain();
     }
@@ -475,16 +421,10 @@ class SimulatedWorker {
 
   const int rank_;
   const OnAnswer onAnswer_;
-  std::map<ServerId, std::shared_ptr<Connection>> lines_;
-  std::set<ServerId> lost_;
+  ServerConnections connections_;
+  std::optional<ModelRegistration> model_;
   std::map<SliceIndex, ServerId> askedAt_;
   bool hasLost_ = false;
-  bool registered_ = false;
-  std::uint32_t map_ = 0;
-  Registration registration_;
-  std::vector<SliceOwners> places_;
-  std::deque<GivenRules> rules_;
-  RulesNumber rulesGiven_ = 0;
 };
 
 } // namespace hvd_order::test
