@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -117,48 +115,6 @@ TEST(reduceScattersGoBeforeGathers) {
   CHECK_NEAR(sliceOf(result, *layout, 0, 9).startedS, 8.75);
   CHECK_NEAR(opOf(result, workload, 1, 0).startS, 8.75);
   CHECK_NEAR(opOf(result, workload, 1, 1).endS, 10.75);
-}
-
-// Once the norm is known, at N, the link only gathers, in the order of readers. So the forward pass
-// ends at N + the largest sum of the gathers left of layers 0 to i and of the forwards from i on.
-TEST(aSplitStepFollowsItsFormula) {
-  for (const int count : {2, 3, 9}) {
-    for (const ByteCount parts : {1, 4}) {
-      // Slices of one size, so that the credit is for one, and larger than the squares.
-      const ByteCount sliceBytes = 64 * kUnit / parts;
-      std::vector<Layer> layers = unevenLayers(count);
-      for (std::size_t i = 0; i < layers.size(); ++i) {
-        layers[i].bytes = 64 * kUnit * static_cast<ByteCount>(1 + i * 13 % 3);
-      }
-      const Workload workload = chain(layers);
-      Scenario s = clippedScenario(sliceBytes, true);
-      s.network = AllReduceCost{.secondsPerByte = 1.0 / (64 * kUnit), .lanes = 1};
-      const Result result = simulate(workload, s);
-      const auto layout = layoutOf(workload, sliceBytes, true);
-      const auto pairs = static_cast<int>(layout->pairs());
-      const SliceRecord& squares = sliceOf(result, *layout, 0, 0);
-      double scatteredS = 0;
-      for (int slice = 1; slice <= pairs; ++slice) {
-        scatteredS = std::max(scatteredS, sliceOf(result, *layout, 0, slice).finishedS);
-      }
-      CHECK_NEAR(squares.startedS, scatteredS);
-      const double normS = squares.finishedS;
-      double endS = normS;
-      for (std::size_t i = 0; i < layers.size(); ++i) {
-        double leftS = 0;
-        const auto last = static_cast<int>(layout->slicesOf(static_cast<TensorId>(i)).back());
-        for (int slice = pairs + 1; slice <= last; ++slice) {
-          const SliceRecord& gather = sliceOf(result, *layout, 0, slice);
-          leftS += gather.startedS >= normS ? gather.finishedS - gather.startedS : 0;
-        }
-        for (std::size_t later = i; later < layers.size(); ++later) {
-          leftS += layers[later].forwardS;
-        }
-        endS = std::max(endS, normS + leftS);
-      }
-      CHECK_NEAR(opOf(result, workload, 1, layers.size() - 1).endS, endS);
-    }
-  }
 }
 
 // One layer of 4 units in one slice, ready at 2. Latency 10 s of an all-reduce, 5 s of a half.

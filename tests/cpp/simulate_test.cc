@@ -1,4 +1,3 @@
-#include <cmath>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -79,23 +78,6 @@ TEST(updatesRunBeforeReadersAndWhileTheyWait) {
   // Waiting at the end instead: 8, then all updates.
   s.crossIteration = false;
   CHECK_NEAR(simulate(workload, s).stepS[1], 8 + 3.5);
-}
-
-// As slices become small and nothing else costs, priority order comes to the fluid optimum.
-// Two layers, forward 1 and 1, backward 2 and 2, 3 and 4 units, as above. In the steady
-// state the link is the bottleneck (7 s of transfers in a step of 6 s of computation), and by hand:
-// a step from 0: l1 ready at x+2, l0 at x+4 when forward ended at x. From x+2 l1 travels 2 units,
-// from x+4 to x+7 l0, then 2 units of l1 until x+9. Forward l0 x+7 to x+8, l1 x+9 to x+10: 10 s.
-TEST(smallSlicesReachTheFluidOptimum) {
-  for (const ByteCount parts : {1, 4, 16, 64}) {
-    const ByteCount scale = 64; // bytes a unit / kUnit
-    const Workload workload = chain({{1, 2, 3 * scale * kUnit}, {1, 2, 4 * scale * kUnit}});
-    AllReduceCost cost{.secondsPerByte = 1.0 / (scale * kUnit)};
-    const ByteCount slice = scale * kUnit / parts;
-    const Result result = simulate(workload, scenario(slice, slice, cost));
-    CHECK(std::abs(result.stepS.back() - 10.0) <= 2.0 / static_cast<double>(parts));
-    CHECK(result.stepS.back() >= 10.0 - kEps);
-  }
 }
 
 // Backward of four layers ends at 6, 8, 10 and 12; the last two gradients of it are small, the
@@ -230,31 +212,6 @@ TEST(anOpMayAwaitSumsOfItsOwnStep) {
       {{"w", 3 * kUnit}});
   const Result result = simulate(workload, scenario(kUnit, kUnit));
   CHECK_NEAR(result.stepS.back(), 2 + 3 + 1);
-}
-
-TEST(equalRanksNeedNotAllBeSimulated) {
-  const Workload workload = chain(unevenLayers(30));
-  for (const AgreementKind kind :
-       {AgreementKind::kLeader, AgreementKind::kNegotiated, AgreementKind::kPlanned}) {
-    for (const std::vector<double>& slowness :
-         {std::vector<double>(5, 1.0), std::vector<double>{1, 1.3, 1, 1.3, 1.3},
-          std::vector<double>{1.2, 1, 1, 1}}) {
-      Scenario s = scenario(2 * kUnit, 6 * kUnit);
-      s.slowness = slowness;
-      s.agreement = kind;
-      s.controlLatencyS = 0.02;
-      if (kind == AgreementKind::kPlanned) {
-        s.policy = Policy::kPlanned;
-        s.plan.resize(layoutOf(workload, s.sliceBytes)->slices().size());
-        std::iota(s.plan.rbegin(), s.plan.rend(), 0); // as they arrive
-      }
-      const Result few = simulate(workload, s);
-      s.everyRank = true;
-      const Result all = simulate(workload, s);
-      CHECK(few.devices.size() < all.devices.size());
-      CHECK(sameTimes(few, all));
-    }
-  }
 }
 
 // Seven ranks, one layer, forward 1, backward 1, gradient 1 s: 3 s a step without messages. Two

@@ -18,11 +18,6 @@ std::vector<std::string> picture(const SliceLayout& layout) {
   return lines;
 }
 
-template <typename Id>
-std::vector<Id> list(std::span<const Id> ids) {
-  return {ids.begin(), ids.end()};
-}
-
 using Lines = std::vector<std::string>;
 using Tensors = std::vector<TensorSpec>;
 
@@ -34,36 +29,10 @@ const Tensors kMixed{{"a", 128, 0}, {"b", 32, 1},    {"c", 64, 0}, {"d", 32, 1},
 
 } // namespace
 
-TEST(aLargeTensorHasSlicesOfItsOwn) {
-  //   a 16 | big 272                    | c 16      slices of 128: three parts of at most 128,
-  //   [16] [ 128 ][ 128 ][16]             [16]      cut at multiples of 64
-  const SliceLayout layout({{"a", 16, 0}, {"big", 272, 0}, {"c", 16, 0}}, 128);
-  CHECK_EQUAL(
-      picture(layout),
-      Lines{"a 0@0+16", "big[0] 0@16+128", "big[1] 0@144+128", "big[2] 0@272+16", "c 0@288+16"});
-  CHECK_EQUAL(list(layout.slicesOf(1)), std::vector<SliceIndex>{1, 2, 3});
-  CHECK_EQUAL(layout.tensorOffset(2), 288);
-  CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{304});
-}
-
 TEST(partsAreAsEqualAsAlignmentAllows) {
   // 400 bytes in slices of 384: two halves, not 384 + 16.
   const SliceLayout layout({{"a", 400, 0}}, 384);
   CHECK_EQUAL(picture(layout), Lines{"a[0] 0@0+256", "a[1] 0@256+144"});
-}
-
-TEST(whatIsConsumedFirstDoesNotWaitForMuchElse) {
-  // Slices of 1024: the first may take 128 bytes, and later ones what lies before them.
-  std::vector<TensorSpec> tensors;
-  for (int i = 0; i < 40; ++i) {
-    tensors.push_back({concat("t", i), 64, 0});
-  }
-  const SliceLayout layout(tensors, 1024);
-  CHECK_EQUAL(
-      picture(layout),
-      Lines{
-          "t0..t1 0@0+128", "t2..t3 0@128+128", "t4..t7 0@256+256", "t8..t15 0@512+512",
-          "t16..t31 0@1024+1024", "t32..t39 0@2048+512"});
 }
 
 TEST(withoutASmallFrontSlicesAreFilledFromTheEnd) {
@@ -93,21 +62,6 @@ TEST(everySquareHasItsPlace) {
     }
     CHECK_EQUAL(squared.size(), place);
   }
-}
-
-TEST(aWholeOrEmptyLayoutHasNoSquares) {
-  const SliceLayout whole(kMixed, 64);
-  const SliceLayout empty({}, 64, true, kSplit);
-  const SliceLayout wholeForMaxima(kMixed, 64, true, false, false, 2);
-  for (const SliceLayout* layout : {&whole, &empty, &wholeForMaxima}) {
-    CHECK(!layout->isSplit());
-    CHECK_EQUAL(layout->maximaRanks(), 0U);
-    CHECK_EQUAL(layout->pairs(), 0U);
-    CHECK_EQUAL(layout->squaredTensors(), std::vector<TensorId>{});
-  }
-  CHECK_EQUAL(empty.slices().size(), 0U);
-  CHECK_EQUAL(empty.tensors().size(), 0U);
-  CHECK_EQUAL(empty.bufferBytes().size(), 0U);
 }
 
 TEST(mistakesAreNamed) {

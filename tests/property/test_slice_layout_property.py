@@ -199,6 +199,7 @@ def test_maxima_change_the_size_of_the_squares_alone(
         assert layout.maxima_ranks == 0
         return
     assert layout.maxima_ranks == ranks
+    assert SliceLayout(tensors, slice_bytes, maxima_ranks=ranks).maxima_ranks == 0  # no squares
     # Behind the sums of squares, a row of all gradients for each rank.
     squares = (1 + sharded) * len(layout.squared_tensors)
     firsts = [layout.first_maximum(rank) for rank in range(ranks)]
