@@ -188,32 +188,6 @@ TEST(aModelLeavesWhenItIsIdleAndItsIdCanBeUsedAgain) {
   CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}});
 }
 
-TEST(aSplitModelStaysUntilBothHalvesAndTheSquaresAreDone) {
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  const auto layout =
-      std::make_shared<SliceLayout>(std::vector<TensorSpec>{{"a", kUnit, 0}}, kUnit, true, true);
-  scheduler.addModel(0, layout);
-  const auto stays = [&] {
-    CHECK(!scheduler.idle(0));
-    CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, scheduler.removeModel(0)), "still has gradients");
-  };
-  readyAndOffer(scheduler, {0, 1}); // the squares alone
-  stays();
-  readyAndOffer(scheduler, {0, 0});
-  for (const SliceIndex slice : {1U, 0U, 2U}) {
-    stays();
-    CHECK_EQUAL(scheduler.next()->index, slice);
-    stays();
-    scheduler.sliceDone({0, slice});
-    offer(scheduler, scheduler.becameReady());
-  }
-  CHECK(scheduler.idle(0));
-  scheduler.removeModel(0);
-  scheduler.addModel(0, layout); // as if nothing had been
-  readyAndOffer(scheduler, {0, 0});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 1}});
-}
-
 TEST(aGradientOfTheNextStepWaitsForTheSquaresOfThisOne) {
   Scheduler scheduler(Policy::kPriority, 8 * kUnit);
   scheduler.addModel(

@@ -171,12 +171,13 @@ def play(
         before = len(model.issued)
         action()
         news = action is not issue or len(model.issued) > before
+        busy = {m for m, _ in under_way}
+        assert all(scheduler.idle(m) == (m not in busy) for m in layouts)
     assert not model.offered, "deadlock"
     assert not under_way
     assert not waiting
     assert sorted(model.issued) == sorted(steps * list(model.bytes)), "lost or sent twice"
     for m in layouts:
-        assert scheduler.idle(m)
         scheduler.remove_model(m)
 
 
