@@ -15,7 +15,6 @@ __all__ = [
     "figure_1",
     "growing_joins",
     "independent",
-    "parallel",
     "random_graph",
     "resnet_152",
     "sequential",
@@ -36,17 +35,6 @@ def sequential(count: int = 32, op_s: float = 1.0, size_bytes: int = 2 * _MIB) -
         for i in range(count)
     ]
     return Graph(_parameters(count, size_bytes), tuple(ops))
-
-
-def parallel(count: int = 32, op_s: float = 1.0, size_bytes: int = 2 * _MIB) -> Graph:
-    """par-32: one layer that adds a product with each of its variables. Order is irrelevant.
-
-    Source:
-        Same as :func:`sequential`: one layer of 32 variables.
-    """
-    ops = [GraphOp(f"multiply{i}", op_s, reads=(f"w{i}",)) for i in range(count)]
-    total = GraphOp("add", 0.0, tuple(op.name for op in ops))
-    return Graph(_parameters(count, size_bytes), (*ops, total))
 
 
 def independent(pairs: Sequence[tuple[int, float]]) -> Graph:

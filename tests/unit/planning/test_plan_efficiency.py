@@ -1,24 +1,11 @@
-"""E and S: the formulas by hand, and the shapes that the paper found with them."""
+"""E and S: the formulas by hand."""
 
 from __future__ import annotations
 
-import random
-import statistics
-
 import pytest
-from helpers.oracles import graphs
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.steps.efficiency import OverlapEfficiency, Span, busy_s, overlap_of
-from hvd_order.planning.steps.execution import pull_overlap
-
-TRANSFER_S = 1.0
-LINK = LinkModel(0.0, 0.0, TRANSFER_S / (2 * 2**20))  # the toy models' variables take a second each
-
-
-# ------------------------------------------------------------------------- by hand
 
 
 def test_a_step_by_hand() -> None:
@@ -78,30 +65,3 @@ def test_spans_that_make_no_sense_are_named() -> None:
         overlap_of([Span("compute", "x", float("nan"), 1)])
     with pytest.raises(InvalidUsage, match="without spans"):
         overlap_of([])
-
-
-# ------------------------------------------------------------------------- the paper's shapes
-
-
-def efficiencies(graph: Graph, orders: list[list[int]]) -> list[float]:
-    found = [pull_overlap(graph, order, LINK).efficiency for order in orders]
-    return [e for e in found if e is not None]
-
-
-def random_orders(count: int, of: int) -> list[list[int]]:
-    pick = random.Random(0)
-    return [pick.sample(range(of), of) for _ in range(count)]
-
-
-def test_order_matters_for_layers_in_a_row() -> None:
-    graph = graphs.sequential(op_s=TRANSFER_S)
-    forward, reverse = list(range(32)), list(reversed(range(32)))
-    assert efficiencies(graph, [forward, reverse]) == pytest.approx([31 / 32, 0.0])
-    found = efficiencies(graph, random_orders(100, of=32))
-    assert max(found) < 0.5
-    assert statistics.pstdev(found) > 0.05
-
-
-def test_order_does_not_matter_for_one_layer() -> None:
-    graph = graphs.parallel(op_s=TRANSFER_S)
-    assert efficiencies(graph, random_orders(100, of=32)) == pytest.approx([31 / 32] * 100)

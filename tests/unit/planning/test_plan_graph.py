@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from helpers.oracles.graphs import chain, figure_1, parallel, sequential, with_backward
+from helpers.oracles.graphs import chain, figure_1, sequential, with_backward
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter, members
@@ -115,8 +115,3 @@ def test_positions_of_a_set() -> None:
     assert members(0) == []
     assert members(0b1) == [0]
     assert members(1 << 400 | 0b1010) == [1, 3, 400]
-
-
-def test_the_toy_models_have_32_variables_of_2_mib() -> None:
-    for graph in (sequential(), parallel()):
-        assert [p.size_bytes for p in graph.parameters] == [2 * 2**20] * 32
