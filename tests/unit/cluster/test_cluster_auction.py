@@ -66,12 +66,6 @@ def sold_in_order(jobs: list[ClusterJob]) -> tuple[PdOrs, float, dict[str, float
     )
 
 
-def test_price_grows_by_equal_factors() -> None:
-    prices = Prices(1.0, np.array([16.0]))
-    used = np.arange(5.0)[:, None]
-    assert prices.of(used, np.full((5, 1), 4.0)).ravel().tolist() == [1, 2, 4, 8, 16]
-
-
 def test_prices_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InvalidUsage, match="the lower first"):
         Prices(2.0, np.array([1.0]))

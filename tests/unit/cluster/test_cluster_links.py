@@ -24,10 +24,7 @@ from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import JobPlacement
 from hvd_order.cluster.model.speed import TableSpeed
-from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import JobState
-from hvd_order.cluster.simulate.outcome import JobOutcome
-from hvd_order.cluster.simulate.simulator import simulate
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.graph.synthetic import chain
 from hvd_order.planning.predict.simulate import (
@@ -67,13 +64,6 @@ def test_two_equal_jobs_share_a_link() -> None:
         assert trace.starts_s == pytest.approx([0, 3, 6, 9])
         assert trace.busy_s == pytest.approx(3.5)
         assert trace.sent == [(1, 3, 0.5), (4, 6, 0.5), (7, 9, 0.5)]
-
-
-def test_a_job_that_begins_later_by_its_transfer_does_not_disturb() -> None:
-    both = [job("a", barrier(1, 1), 0), job("b", barrier(1, 1), 0)]
-    first, second = simulate_shared(both, ONE_LINK, 8, LinkSharing.fair(2, [0, 1]))
-    assert first.starts_s == pytest.approx([0, 2, 4, 6])
-    assert second.starts_s == pytest.approx([1, 3, 5, 7])
 
 
 def test_the_end_of_one_transfer_speeds_up_the_other() -> None:
@@ -198,19 +188,6 @@ def test_impossible_steps_and_simulations_are_refused() -> None:
 # ------------------------------------------------------------------------ Crux
 # Examples 1 and 2 of the paper, section 4.2.
 LONG, SHORT = job("1", barrier(2, 2), 0, workers=10), job("2", barrier(1, 1), 0, workers=10)
-
-
-def test_crux_example_1() -> None:
-    # The paper draws 12 s of the steady state: from when the long job begins its second iteration.
-    found = []
-    for first, begin_s in ((0, 4), (1, 5)):
-        early, late = (by_priority([LONG, SHORT], first, t) for t in (begin_s, begin_s + 12))
-        busy = [b.busy_s - a.busy_s for a, b in zip(early, late, strict=True)]
-        sent = [b.sent_bytes - a.sent_bytes for a, b in zip(early, late, strict=True)]
-        found.append((busy, sent))
-    assert found[0] == (pytest.approx([6, 3]), pytest.approx([6, 3]))  # idle for 6 and 9 s: 0.375
-    assert sum(found[1][0]) / 24 == pytest.approx(0.41666667)
-    assert found[1][1] == pytest.approx([4, 6])
 
 
 def test_crux_priority_of_example_1() -> None:
@@ -393,25 +370,3 @@ def test_a_job_that_moves_has_the_links_of_its_new_machines() -> None:
     links = LinkContention(MACHINES)
     assert rates(links, state("a", 0, 1), state("b", 1, 2))["b"] < 3.0
     assert rates(links, state("a", 3, 4), state("b", 1, 2)) == {"a": 3.0, "b": 3.0}
-
-
-def test_the_cluster_simulator_uses_the_rates() -> None:
-    # Each takes a whole machine and a place on the one between them.
-    machines = Machines.alike(3, {"gpu": 2}, MIB)
-    speed = TableSpeed({1: 2.0, 2: 4.0, 3: 6.0}, APART)
-    jobs = [ClusterJob(name, 0.0, 300.0, speed, {"gpu": 1}, requested=3, most=3, graph=GRAPH)
-            for name in "ab"]  # fmt: skip
-    links = LinkContention(machines)
-    together = rates(links, state("a", 0, 1), state("b", 2, 1))
-    slow, fast = sorted(together.values())
-    assert slow <= fast < 3.0
-    ends: dict[str, float | None] = {}
-
-    def note(outcome: JobOutcome) -> None:
-        ends[outcome.name] = outcome.ended_s
-
-    simulate(jobs, machines, Fifo(), rates=links, ended=note)
-    by_time = sorted(end for end in ends.values() if end is not None)
-    scale = 4.0 / 3.0  # three workers instead of state()'s two
-    first_s = 300 / (fast * scale)
-    assert by_time == pytest.approx([first_s, first_s + (300 - slow * scale * first_s) / 4.0])

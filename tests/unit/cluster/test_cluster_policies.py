@@ -90,9 +90,6 @@ def state_of(made: ClusterJob, machines: Machines, number: int = 0) -> JobState:
 
 
 # -------------------------------------------------------------------- shortest remaining time first
-def test_srtf_stops_a_long_job_for_a_short_one() -> None:
-    jobs = [job("long", 0, 100), job("short", 5, 10)]
-    assert ends(jobs, gpus(1), Srtf()) == {"short": 15, "long": 110}
 
 
 @pytest.mark.parametrize(
