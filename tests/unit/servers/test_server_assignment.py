@@ -1,4 +1,4 @@
-"""Where slices are at first, and their replicas."""
+"""Replicas of slices; where slices are at first is a property (test_server_assignment_property)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ import pytest
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.servers.balance.assignment import Assignment, assign, replica_of
-
-MIB = 2**20
-
-
-def test_even_balances_bytes_and_spreads_neighbours() -> None:
-    equal = assign([MIB] * 12, [7, 2, 5])
-    assert equal.owner == (7, 2, 5) * 4
-    # One server has the large slice alone; the others share what is as much.
-    mixed = assign([3 * MIB] + 6 * [MIB], [0, 1, 2])
-    assert mixed.loads([3 * MIB] + 6 * [MIB]) == dict.fromkeys(range(3), 3 * MIB)
-    assert mixed.owner == (0, 1, 2, 1, 2, 1, 2)
-
-
-def test_tensors_that_are_most_of_a_model_are_shared() -> None:
-    """VGG: one tensor is most of the model."""
-    sizes = [2 * MIB] * 5 + [400 * MIB // 200] * 200 + [MIB] * 8
-    assert max(assign(sizes, range(4)).loads(sizes).values()) < 1.01 * sum(sizes) / 4
 
 
 def test_replicas_of_each_owner_go_to_all_others() -> None:

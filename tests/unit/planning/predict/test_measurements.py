@@ -37,18 +37,6 @@ def test_step_time_by_hand() -> None:
     assert formula.step_s(32, 1, 1) == pytest.approx(0.084)
 
 
-def test_fit_finds_the_formula_that_made_the_times() -> None:
-    true = Ring(0.02, 0.002, 0.05, 0.004, 2.5, al=0.01, bl=0.003)
-    rows = [
-        (float(batch), workers, nodes, true.step_s(batch, workers, nodes))
-        for batch in (8, 16, 32)
-        for workers, nodes in ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2))
-    ]
-    assert fit_step_time(Ring, rows).step_s(24, 64, 16) == pytest.approx(
-        true.step_s(24, 64, 16), rel=1e-6
-    )
-
-
 def test_fit_needs_a_worker_alone() -> None:
     with pytest.raises(InvalidUsage, match="one worker"):
         fit_step_time(Ring, [(8.0, 2, 2, 0.5)])
