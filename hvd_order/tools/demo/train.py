@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from hvd_order.launch.run import LaunchRequest, run
@@ -16,10 +15,6 @@ from hvd_order.tools.demo.curve import draw_curve, text_curve
 from hvd_order.tools.demo.result import DemoResult, Options
 from hvd_order.tools.demo.verdict import LOOPBACK, step_time_table, weight_check
 
-_WORKERS = {
-    "torch": "hvd_order.tools.demo.worker",
-    "tensorflow": "hvd_order.tools.demo.tensorflow_worker",
-}
 _BLOCK_STEPS = 10
 _RECORDED_STEPS = 5
 _SEQUENCES_A_RANK = 4
@@ -38,17 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 when both systems reached the same weights, 1 when not; a worker's when it
         failed, 130 after Ctrl-C.
     """
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.framework == "tensorflow" and find_spec("tensorflow") is None:
-        parser.error("TensorFlow is not installed; install it with: pip install tensorflow")
+    arguments = _parser().parse_args(argv)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     options = training(arguments.steps or (30 if arguments.quick else 200), out)
     begin_s = time.monotonic()
     code = run(
         LaunchRequest(
-            command=[sys.executable, "-m", _WORKERS[arguments.framework], options.to_json()],
+            command=[sys.executable, "-m", "hvd_order.tools.demo.worker", options.to_json()],
             process_count=arguments.np,
             env=shown(),
         )
@@ -106,10 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hvd-order demo",
         description="Trains a small GPT on local workers with plain DDP and with hvd_order, in "
-        "turns, and compares step times and weights. With TensorFlow: with updates in each step, "
-        "and with updates that the next step applies.",
+        "turns, and compares step times and weights.",
     )
-    parser.add_argument("--framework", choices=list(_WORKERS), default="torch")
     parser.add_argument(
         "--steps", type=_at_least(2 * _RECORDED_STEPS), help="training steps of each system"
     )
