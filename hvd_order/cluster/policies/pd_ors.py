@@ -28,7 +28,6 @@ class PdOrs(Auction):
     Args:
         solver: of placements over several machines: "rounding" (the paper's), "exact" (an integer
             programme), "greedy".
-        factor: before rounding (G_delta, pricing/rounding.py).
     """
 
     def __init__(
@@ -38,13 +37,11 @@ class PdOrs(Auction):
         prices: Prices,
         quanta: int = 20,
         solver: Solver = "rounding",
-        factor: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__(machines, slots, quanta)
         self._prices = prices
         self._solver = solver
-        self._factor = factor
         self._random = np.random.default_rng(seed)
 
     def prices(self, used: Amounts) -> Amounts:
@@ -60,7 +57,7 @@ class PdOrs(Auction):
     ) -> list[Offer]:
         """The cheapest placement for each amount of work in a slot."""
         demand = Demand(state.worker, state.server, state.job.workers_per_server)
-        slot = OneSlot(demand, prices, free, self._solver, self._random, self._factor)
+        slot = OneSlot(demand, prices, free, self._solver, self._random)
         found: list[Offer] = [NOTHING]
         known: dict[tuple[int | None, int | None], Offer] = {}
         for inside, outside in zip(needed[True][1:], needed[False][1:], strict=True):

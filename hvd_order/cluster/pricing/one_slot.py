@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from hvd_order.cluster.model.machines import Amounts
 from hvd_order.cluster.model.placement import JobPlacement
-from hvd_order.cluster.pricing.rounding import round_randomly
 
-__all__ = ["Demand", "OneSlot", "Solver"]
+__all__ = ["Demand", "OneSlot", "Solver", "round_randomly"]
 
 Solver = Literal["rounding", "exact", "greedy"]
 
@@ -46,7 +45,6 @@ class OneSlot:
 
     Args:
         prices, free: by machine and resource.
-        factor: before rounding, see ``rounding.py``; 1 suits machines that hold few workers.
         for_workers, for_servers: machines that may hold them, by their places; None: all.
     """
 
@@ -57,7 +55,6 @@ class OneSlot:
         free: Amounts,
         solver: Solver,
         random: np.random.Generator,
-        factor: float = 1.0,
         for_workers: NDArray[np.bool_] | None = None,
         for_servers: NDArray[np.bool_] | None = None,
     ) -> None:
@@ -65,7 +62,6 @@ class OneSlot:
         self._free = free
         self._solver = solver
         self._random = random
-        self._factor = factor
         self._worker_price = prices @ demand.worker
         self._server_price = prices @ demand.server
         self._allowed = (for_workers, for_servers)
@@ -158,7 +154,7 @@ class OneSlot:
         """The cheapest of several roundings that is feasible."""
         used = np.flatnonzero(solution > _CLOSE)
         machines = len(self._free)
-        tries = round_randomly(solution[used], self._factor, _TRIES, self._random)
+        tries = round_randomly(solution[used], _TRIES, self._random)
         of_server = used >= machines
         worker_sum = tries[:, ~of_server].sum(axis=1)
         servers = tries[:, of_server].sum(axis=1)
@@ -215,6 +211,17 @@ def _solve(slot: OneSlot, workers: int, *, integers: bool) -> NDArray[np.float64
     )
     solution: NDArray[np.float64] | None = found.x
     return solution
+
+
+def round_randomly(
+    fractional: NDArray[np.float64], tries: int, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Rounds numbers up or down by chance, a row for each try; the mean of each is the number."""
+    # What the solver left of an integer is not rounded up by chance.
+    floor = np.floor(fractional + 1e-9)
+    part = np.maximum(fractional - floor, 0.0)
+    up: NDArray[np.bool_] = random.random((tries, len(fractional))) < part
+    return (floor + up).astype(np.int64)
 
 
 def _placement(counts: NDArray[np.int64]) -> JobPlacement:

@@ -19,9 +19,8 @@ from hvd_order.cluster.model.utility import Constant, Steps
 from hvd_order.cluster.policies.interface import JobState, View
 from hvd_order.cluster.policies.oasis import Oasis
 from hvd_order.cluster.policies.pd_ors import PdOrs
-from hvd_order.cluster.pricing.one_slot import Demand, OneSlot, _solve
+from hvd_order.cluster.pricing.one_slot import Demand, OneSlot, _solve, round_randomly
 from hvd_order.cluster.pricing.prices import Prices, limits_for
-from hvd_order.cluster.pricing.rounding import covering_factor, packing_factor, round_randomly
 from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
@@ -137,15 +136,8 @@ def test_relaxation_and_integers_differ() -> None:
         assert (placement.workers, placement.servers) == (3, 2)
 
 
-def test_factors_before_rounding() -> None:
-    found = [covering_factor(1, width, 0.5) for width in (5, 10, 20, 50, 200)]
-    assert found == pytest.approx([2.28, 1.80, 1.52, 1.31, 1.14], abs=0.006)
-    found = [packing_factor(8, width, 0.5) for width in (5, 10, 20, 50, 200)]
-    assert found == pytest.approx([0.25, 0.36, 0.47, 0.62, 0.79], abs=0.006)
-
-
 def test_rounding_keeps_the_mean_and_integers() -> None:
-    rounded = round_randomly(np.array([0.25, 3.0]), 1.0, 4000, np.random.default_rng(1))
+    rounded = round_randomly(np.array([0.25, 3.0]), 4000, np.random.default_rng(1))
     assert set(rounded[:, 0].tolist()) == {0, 1}
     assert rounded[:, 0].mean() == pytest.approx(0.25, abs=0.03)
     assert set(rounded[:, 1].tolist()) == {3}
