@@ -12,7 +12,6 @@ from benchmarks.runner.records.record import add_out_option, settings_of, write_
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.planning.predict.simulate import (
     AllReduceScenario,
-    ServerScenario,
     TransferSchedule,
     ddp,
     simulate,
@@ -34,7 +33,6 @@ def main() -> None:
     link = AllReduceScenario.ring(8, 20e-6, 1.25e9)
     settings = TransferSchedule(4 * _MIB, 16 * _MIB, control_latency_s=50e-6)
     slices = len(work.layout(settings.slice_bytes).slices)
-    servers = ServerScenario(4, 1.25e9, 1.25e9, 50e-6)
     buckets, arrival = ddp(work)
     planned = TransferSchedule(4 * _MIB, 16 * _MIB, "planned", "planned", plan=range(slices)[::-1])
     rows = {
@@ -53,7 +51,6 @@ def main() -> None:
         "leader, all 8 ranks simulated": lambda: simulate(
             work, link, settings, ranks=8, steps=_STEPS, every_rank=True
         ),
-        "4 parameter servers": lambda: simulate(work, servers, settings, ranks=8, steps=_STEPS),
     }
     print(f"bert_large: {len(profile.layers)} layers, {len(work.parameter_bytes)} parameters, "
           f"{sum(work.parameter_bytes) / 1e6:.0f} MB, {slices} slices of 4 MiB; "

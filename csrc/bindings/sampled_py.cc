@@ -20,6 +20,7 @@ using simulate::SampledStepEnd;
 using simulate::SampledTraining;
 using simulate::ServerMode;
 using simulate::Sharing;
+using simulate::TransferRecord;
 using simulate::Transmission;
 using simulate::Turns;
 
@@ -90,6 +91,15 @@ void bindSampled(py::module_& m) {
   py::class_<SampledResult>(m, "SampledResult", py::module_local(), "What happened.")
       .def_readonly("step_ends_s", &SampledResult::stepEndsS)
       .def_readonly("op_ends_s", &SampledResult::opEndsS)
+      .def_property_readonly(
+          "transfers",
+          [](const SampledResult& result) {
+            std::vector<std::tuple<bool, TensorId, std::uint32_t, double, double>> out;
+            for (const TransferRecord& t : result.transfers) {
+              out.emplace_back(t.isPull, t.tensor, t.step, t.startS, t.endS);
+            }
+            return out;
+          })
       .def_readonly("pull_busy_s", &SampledResult::pullBusyS)
       .def_readonly("push_busy_s", &SampledResult::pushBusyS)
       .def_readonly("update_busy_s", &SampledResult::updateBusyS)

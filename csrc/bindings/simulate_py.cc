@@ -14,15 +14,12 @@ using simulate::AllReduceCost;
 using simulate::ComputeOrder;
 using simulate::DeviceResult;
 using simulate::Interval;
-using simulate::LinkResult;
 using simulate::Op;
 using simulate::OpIndex;
 using simulate::OpRecord;
 using simulate::Parameter;
-using simulate::PullTiming;
 using simulate::Result;
 using simulate::Scenario;
-using simulate::ServerNetwork;
 using simulate::SliceRecord;
 using simulate::UpdateRecord;
 using simulate::Workload;
@@ -102,29 +99,6 @@ void bindNetworks(py::module_& m) {
   m.def(
       "tree_all_reduce", &simulate::treeAllReduce, py::arg("ranks"), py::arg("latency_s"),
       py::arg("bytes_per_s"));
-  py::class_<ServerNetwork>(m, "ServerNetwork", py::module_local(), "Parameter servers.")
-      .def(
-          py::init([](int servers, double latencyS, double workerBytesPerS, double serverBytesPerS,
-                      double updateSecondsPerByte, double updateSecondsPerSlice, bool pullAtOnce,
-                      Policy pullPolicy, ByteCount pullCreditBytes,
-                      std::vector<SliceIndex> pullPlan, std::vector<std::uint32_t> serverOf) {
-            return ServerNetwork{
-                servers,
-                latencyS,
-                workerBytesPerS,
-                serverBytesPerS,
-                updateSecondsPerByte,
-                updateSecondsPerSlice,
-                pullAtOnce ? PullTiming::kAtOnce : PullTiming::kNextStep,
-                pullPolicy,
-                pullCreditBytes,
-                std::move(pullPlan),
-                std::move(serverOf)};
-          }),
-          py::kw_only(), py::arg("servers"), py::arg("latency_s"), py::arg("worker_bytes_per_s"),
-          py::arg("server_bytes_per_s"), py::arg("update_seconds_per_byte"),
-          py::arg("update_seconds_per_slice"), py::arg("pull_at_once"), py::arg("pull_policy"),
-          py::arg("pull_credit_bytes"), py::arg("pull_plan"), py::arg("server_of"));
 }
 
 // Records become tuples: there are thousands of them, and Python has its own record classes.
@@ -153,22 +127,21 @@ void bindResult(py::module_& m) {
         }
         return out;
       });
-  py::class_<LinkResult>(m, "SimulatedLink", py::module_local(), "One direction of a link.")
-      .def_readonly("name", &LinkResult::name)
-      .def_readonly("busy_s", &LinkResult::busyS)
-      .def_property_readonly("busy", [](const LinkResult& link) {
-        std::vector<std::pair<double, double>> out;
-        for (const Interval& interval : link.busy) {
-          out.emplace_back(interval.beginS, interval.endS);
-        }
-        return out;
-      });
   py::class_<Result>(m, "SimulationResult", py::module_local(), "What happened.")
       .def_readonly("step_s", &Result::stepS)
       .def_readonly("end_s", &Result::endS)
       .def_readonly("sent_bytes", &Result::sentBytes)
       .def_readonly("devices", &Result::devices)
-      .def_readonly("links", &Result::links)
+      .def_readonly("link_busy_s", &Result::linkBusyS)
+      .def_property_readonly(
+          "link_busy",
+          [](const Result& result) {
+            std::vector<std::pair<double, double>> out;
+            for (const Interval& interval : result.linkBusy) {
+              out.emplace_back(interval.beginS, interval.endS);
+            }
+            return out;
+          })
       .def_property_readonly(
           "agreement",
           [](const Result& result) {
@@ -180,9 +153,9 @@ void bindResult(py::module_& m) {
             return out;
           })
       .def_property_readonly("slices", [](const Result& result) {
-        std::vector<std::tuple<double, double, double, double, double>> out;
+        std::vector<std::tuple<double, double, double, double>> out;
         for (const SliceRecord& s : result.slices) {
-          out.emplace_back(s.readyS, s.issuedS, s.startedS, s.summedS, s.finishedS);
+          out.emplace_back(s.readyS, s.issuedS, s.startedS, s.finishedS);
         }
         return out;
       });
@@ -196,15 +169,15 @@ void bindSimulate(py::module_& m) {
   bindResult(m);
   m.def(
       "simulate",
-      [](const Workload& workload, std::variant<AllReduceCost, ServerNetwork> network,
-         std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, bool split,
-         Policy policy, AgreementKind agreement, std::vector<SliceIndex> plan,
-         double controlLatencyS, double controlSendS, int fanOut, double reservationLeadS,
-         bool programOrder, bool crossIteration, bool clipped, bool everyRank, bool everyAgreement,
+      [](const Workload& workload, const AllReduceCost& network, std::vector<double> slowness,
+         ByteCount sliceBytes, ByteCount creditBytes, bool split, Policy policy,
+         AgreementKind agreement, std::vector<SliceIndex> plan, double controlLatencyS,
+         double controlSendS, int fanOut, double reservationLeadS, bool programOrder,
+         bool crossIteration, bool clipped, bool everyRank, bool everyAgreement,
          std::uint32_t steps, std::uint32_t recorded) {
         const Scenario scenario{
             .slowness = std::move(slowness),
-            .network = std::move(network),
+            .network = network,
             .sliceBytes = sliceBytes,
             .creditBytes = creditBytes,
             .split = split,

@@ -13,7 +13,6 @@ enum class EventKind : std::uint8_t {
   kMessage,            ///< message number a has reached its rank
   kLatencyOver,        ///< transfer number a begins to use the link
   kReservationExpires, ///< the link reservation of round a has lasted long enough
-  kServerDone,         ///< the servers have summed and applied slice a
   // Of sampled training (planning/sampled):
   kWorkerBegins, ///< worker a begins its first step
   kStageEnd,     ///< the stage number a of a transfer or an update is over

@@ -75,13 +75,12 @@ void Device::beginStep() {
   startsS_.push_back(clock_.nowS());
   opsToGo_ = workload_.ops().size();
   tensorsToCome_ = workload_.parameters().size();
-  summed_ = false;
   blockers_ = inputsAndAwaits_;
   std::fill(ended_.begin(), ended_.end(), 0);
   std::fill(inputsEndedS_.begin(), inputsEndedS_.end(), clock_.nowS());
   for (TensorId tensor = 0; tensor < applied_.size(); ++tensor) {
     producersToGo_[tensor] = static_cast<std::uint32_t>(workload_.producersOf(tensor).size());
-    const bool costs = options_.updatesHere && workload_.parameters()[tensor].updateSeconds > 0;
+    const bool costs = workload_.parameters()[tensor].updateSeconds > 0;
     if (arrivals_[tensor] == step_ && !costs && (!options_.awaitsNorm || norms_ >= step_)) {
       applied_[tensor] = step_;
     }
@@ -152,17 +151,13 @@ void Device::mayBeUpdated(TensorId tensor) {
   if (options_.stepEnd == StepEnd::kArrived) {
     return; // `endStep` counts the update
   }
-  if (options_.updatesHere && workload_.parameters()[tensor].updateSeconds > 0) {
+  if (workload_.parameters()[tensor].updateSeconds > 0) {
     std::vector<Update>& updates = streams_[updateStream_[tensor]].updates;
     updates.push_back({arrivals_[tensor], tensor});
     std::push_heap(updates.begin(), updates.end(), laterUpdate);
   } else if (arrivals_[tensor] <= step_) {
     applied(tensor); // else `beginStep` does so
   }
-}
-
-void Device::allSummed() {
-  summed_ = true;
 }
 
 const std::vector<TensorId>& Device::taskEnded(std::uint32_t stream) {
@@ -232,12 +227,11 @@ void Device::proceed() {
     }
     const bool over = opsToGo_ == 0 && !updating_ &&
         (options_.stepEnd != StepEnd::kArrived ||
-         (tensorsToCome_ == 0 && (!options_.awaitsNorm || norms_ > step_))) &&
-        (options_.stepEnd != StepEnd::kSummed || summed_);
+         (tensorsToCome_ == 0 && (!options_.awaitsNorm || norms_ > step_)));
     if (!over) {
       return;
     }
-    if (options_.stepEnd == StepEnd::kArrived && options_.updatesHere && allUpdatesSeconds_ > 0) {
+    if (options_.stepEnd == StepEnd::kArrived && allUpdatesSeconds_ > 0) {
       updating_ = true;
       start(0, Task::kUpdateAll, 0, allUpdatesSeconds_);
       return;

@@ -24,14 +24,12 @@ enum class ComputeOrder {
 enum class StepEnd {
   kNothing, ///< the next step begins at once; readers of a parameter wait for its update
   kArrived, ///< all gradients of this step have arrived; then all parameters are updated
-  kSummed,  ///< the parameter servers have summed and applied all gradients; pulls follow
 };
 
 /// Options of the computation, equal on all ranks.
 struct ComputeOptions {
   ComputeOrder order = ComputeOrder::kProgram;
   StepEnd stepEnd = StepEnd::kNothing;
-  bool updatesHere = true; ///< false: parameter servers update
   bool awaitsNorm = false; ///< updates wait for the norm of all gradients of their step
   std::uint32_t steps = 1;
   std::uint32_t recordFrom = 0; ///< first recorded step
@@ -55,8 +53,7 @@ constexpr TensorId kAllTensors = ~TensorId{0};
 
 /// Runs one rank's ops in virtual time, step after step: streams, waits and updates.
 ///
-/// Events go in (`taskEnded`, `arrived`, `normKnown`, `allSummed`, then `proceed`); ready gradients
-/// come out.
+/// Events go in (`taskEnded`, `arrived`, `normKnown`, then `proceed`); ready gradients come out.
 /// The device announces the ends of its tasks to the clock. The first step waits for no parameter.
 class Device final {
  public:
@@ -73,13 +70,10 @@ class Device final {
   /// An op or update of `stream` has ended.
   /// @return the gradients that became ready by its end; valid until the next call.
   const std::vector<TensorId>& taskEnded(std::uint32_t stream);
-  /// The summed gradient, or the parameter pulled from a server, has arrived.
+  /// The summed gradient has arrived.
   void arrived(TensorId tensor);
   /// The norm of all gradients of a step is known; for ComputeOptions::awaitsNorm.
   void normKnown();
-  /// The parameter servers have summed and applied all gradients of the step; for
-  /// StepEnd::kSummed.
-  void allSummed();
   /// Starts all tasks that can run now. Must be called after each of the methods above.
   void proceed();
 
@@ -163,8 +157,7 @@ class Device final {
   std::uint32_t step_ = 0;
   std::size_t opsToGo_ = 0;
   std::size_t tensorsToCome_ = 0; // gradients of this step that have not arrived
-  bool summed_ = false;
-  bool updating_ = false; // updates all parameters at the end of the step
+  bool updating_ = false;         // updates all parameters at the end of the step
   std::vector<Stream> streams_;
   std::vector<std::uint32_t> inputsAndAwaits_; // by op
   std::vector<std::uint32_t> blockers_;        // by op: number of blockers left in this step

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "planning/network/all_reduce.h"
-#include "planning/network/server_exchange.h"
 
 // Steps of synchronous ranks in virtual time: devices, a network, and the engine's own scheduler.
 //
@@ -25,12 +24,8 @@ namespace {
 constexpr ByteCount kTensorAlignment = 16; // as in slice_layout.cc; real buffers are padded too
 
 StepEnd stepEndOf(const Workload& workload, const Scenario& scenario) {
-  const auto* const servers = std::get_if<ServerNetwork>(&scenario.network);
   if (workload.parameters().empty()) {
     return StepEnd::kNothing;
-  }
-  if (servers != nullptr && servers->pull == PullTiming::kNextStep) {
-    return StepEnd::kSummed;
   }
   const bool mayOverlap = scenario.crossIteration && (scenario.split || !scenario.clipped);
   return mayOverlap ? StepEnd::kNothing : StepEnd::kArrived;
@@ -55,11 +50,6 @@ void check(const Scenario& scenario) {
         " s before the first gradient; at least 0 is "
         "needed"));
   }
-  if (scenario.clipped && std::holds_alternative<ServerNetwork>(scenario.network)) {
-    throw InvalidUsage(
-        "parameter servers update each slice by itself, so gradients cannot be clipped by the norm "
-        "of all; simulate an all-reduce, or no clipping");
-  }
   if (scenario.split && !scenario.clipped) {
     throw InvalidUsage(
         "all-reduces are split for a program that clips gradients by their norm, and this one does "
@@ -77,11 +67,9 @@ class Simulator final {
             scenario.everyRank,
             scenario.everyAgreement)),
         recordFrom_(scenario.steps - std::min(scenario.recorded, scenario.steps)) {
-    const bool allReduce = std::holds_alternative<AllReduceCost>(scenario.network);
     const ComputeOptions compute{
         .order = scenario.order,
         .stepEnd = stepEndOf(workload, scenario),
-        .updatesHere = allReduce,
         .awaitsNorm = scenario.split && !workload.parameters().empty(),
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
@@ -90,7 +78,7 @@ class Simulator final {
       const auto index = static_cast<DeviceIndex>(devices_.size());
       devices_.emplace_back(workload_, index, slowness, compute, clock_);
     }
-    const SimulatedExchangeOptions options{
+    const AllReduceOptions options{
         .agreement = scenario.agreement,
         .policy = scenario.policy,
         .creditBytes = scenario.creditBytes,
@@ -101,16 +89,9 @@ class Simulator final {
         .reservationLeadS = scenario.reservationLeadS,
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
-    auto layout = layoutOf(workload, scenario.sliceBytes, scenario.split);
-    if (allReduce) {
-      exchange_ = std::make_unique<AllReduce>(
-          std::move(layout), options, std::get<AllReduceCost>(scenario.network), roles_, clock_,
-          devices_);
-    } else {
-      exchange_ = std::make_unique<ServerExchange>(
-          std::move(layout), options, std::get<ServerNetwork>(scenario.network), roles_, clock_,
-          devices_);
-    }
+    exchange_.emplace(
+        layoutOf(workload, scenario.sliceBytes, scenario.split), options, scenario.network, roles_,
+        clock_, devices_);
     stepsSeen_.resize(devices_.size());
   }
 
@@ -165,7 +146,6 @@ class Simulator final {
     if (device == 0 && stepsSeen_[device] == recordFrom_) {
       exchange_->startRecording();
     }
-    exchange_->stepEnded(device);
   }
 
   [[nodiscard]] std::string standstill(const Device& device) const {
@@ -210,10 +190,8 @@ class Simulator final {
       }
       out.devices.push_back(std::move(one));
     }
-    const Flows& flows = exchange_->flows();
-    for (Flows::Link link = 0; link < flows.busy().size(); ++link) {
-      out.links.push_back({exchange_->linkName(link), flows.busyS(link), flows.busy()[link]});
-    }
+    out.linkBusyS = exchange_->flows().busyS();
+    out.linkBusy = exchange_->flows().busy();
     out.slices = exchange_->records();
     out.agreement = exchange_->agreementTraffic();
     return out;
@@ -224,7 +202,7 @@ class Simulator final {
   std::uint32_t recordFrom_;
   Clock clock_;
   std::vector<Device> devices_;
-  std::unique_ptr<SimulatedExchange> exchange_;
+  std::optional<AllReduce> exchange_;
   std::vector<std::uint32_t> stepsSeen_; // by device
 };
 

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <variant>
 #include <vector>
 
 #include "planning/device.h"
+#include "planning/network/all_reduce.h"
 #include "planning/network/network.h"
-#include "planning/network/simulated_exchange.h"
 #include "planning/workload.h"
 #include "scheduler/agreement.h"
 
@@ -16,7 +14,7 @@ namespace hvd_order::simulate {
 /// Settings of a simulated training: ranks, network and order.
 struct Scenario {
   std::vector<double> slowness = {1.0}; ///< by rank: factor on its times
-  std::variant<AllReduceCost, ServerNetwork> network;
+  AllReduceCost network;
 
   ByteCount sliceBytes = ByteCount{4} << 20;
   ByteCount creditBytes = ByteCount{16} << 20;
@@ -32,8 +30,7 @@ struct Scenario {
   double reservationLeadS = 0;
 
   ComputeOrder order = ComputeOrder::kProgram;
-  /// Whether the next step begins before all gradients have arrived. Under PullTiming::kNextStep a
-  /// step ends when the servers have applied all gradients, whatever this option is.
+  /// Whether the next step begins before all gradients have arrived.
   bool crossIteration = true;
   /// Whether the program clips gradients by the norm of all of them, so that no update may begin
   /// before the norm is known. Whole all-reduces tell it when all have arrived; the next step then
@@ -58,19 +55,14 @@ struct DeviceResult {
   std::vector<UpdateRecord> updates;
 };
 
-struct LinkResult {
-  std::string name;
-  double busyS;               ///< over all steps
-  std::vector<Interval> busy; ///< busy intervals that ended in recorded steps
-};
-
 /// Result of a simulation; times in seconds since the start.
 struct Result {
   std::vector<double> stepS; ///< by step: time until the next step starts, on the slowest rank
   double endS;               ///< time at which the last gradient has arrived
   double sentBytes;          ///< bytes sent by each rank, over all steps
   std::vector<DeviceResult> devices;
-  std::vector<LinkResult> links;
+  double linkBusyS;                        ///< over all steps
+  std::vector<Interval> linkBusy;          ///< busy intervals that ended in recorded steps
   std::vector<SliceRecord> slices;         ///< by recorded step and slice, flattened
   std::vector<AgreementTraffic> agreement; ///< by simulated half, over all steps
 };

@@ -216,26 +216,6 @@ def ring_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllRedu
 def tree_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
 
 @final
-class ServerNetwork:
-    """Parameter servers, each with a full-duplex link."""
-
-    def __init__(
-        self,
-        *,
-        servers: int,
-        latency_s: float,
-        worker_bytes_per_s: float,
-        server_bytes_per_s: float,
-        update_seconds_per_byte: float,
-        update_seconds_per_slice: float,
-        pull_at_once: bool,
-        pull_policy: Policy,
-        pull_credit_bytes: int,
-        pull_plan: list[int],
-        server_of: list[int],
-    ) -> None: ...
-
-@final
 class SimulatedDevice:
     """Ranks of one speed; records are flattened by recorded step and op."""
 
@@ -256,17 +236,6 @@ class SimulatedDevice:
         """Updates as (stream, tensor or None for all, start, end)."""
 
 @final
-class SimulatedLink:
-    """One direction of a link."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def busy_s(self) -> float: ...
-    @property
-    def busy(self) -> list[tuple[float, float]]: ...
-
-@final
 class SimulationResult:
     """Record of a simulation; times are seconds since its start."""
 
@@ -279,18 +248,20 @@ class SimulationResult:
     @property
     def devices(self) -> list[SimulatedDevice]: ...
     @property
-    def links(self) -> list[SimulatedLink]: ...
+    def link_busy_s(self) -> float: ...
+    @property
+    def link_busy(self) -> list[tuple[float, float]]: ...
     @property
     def agreement(self) -> list[tuple[int, int, int, int]]:
         """By simulated half of the agreement: messages sent, slices in them; and received."""
 
     @property
-    def slices(self) -> list[tuple[float, float, float, float, float]]:
-        """Slices as (ready, issued, started, summed, finished)."""
+    def slices(self) -> list[tuple[float, float, float, float]]:
+        """Slices as (ready, issued, started, finished)."""
 
 def simulate(
     workload: SimulatedWorkload,
-    network: AllReduceCost | ServerNetwork,
+    network: AllReduceCost,
     *,
     slowness: list[float],
     slice_bytes: int,
@@ -404,6 +375,10 @@ class SampledResult:
     @property
     def op_ends_s(self) -> list[list[float]]:
         """By worker: recorded step and op, flattened."""
+
+    @property
+    def transfers(self) -> list[tuple[bool, int, int, float, float]]:
+        """Worker 0's in the recorded steps, as (is a pull, tensor, step, start, end)."""
 
     @property
     def pull_busy_s(self) -> list[float]: ...

@@ -1,18 +1,24 @@
 #include "check.h"
 #include "count_allocations.h"
 #include "planning/simulator.h"
-#include "simulated_chain.h"
 
 namespace hvd_order::simulate {
 
 namespace {
 
-Workload chainOf(int layers) {
-  std::vector<Layer> all;
-  for (int i = 0; i < layers; ++i) {
-    all.push_back({1, 2, (1 + i % 7) * kUnit, 0.1 * (i % 3)});
+constexpr ByteCount kUnit = 64;
+
+Workload chain(std::uint32_t layers) {
+  std::vector<Op> ops;
+  std::vector<Parameter> parameters;
+  for (std::uint32_t i = 0; i < layers; ++i) {
+    ops.push_back({.name = "forward", .seconds = 1, .reads = {i}});
+    parameters.push_back({"w", (1 + i % 7) * kUnit, 0.1 * (i % 3)});
   }
-  return chain(all);
+  for (std::uint32_t i = layers; i-- > 0;) {
+    ops.push_back({.name = "backward", .seconds = 2, .produces = {i}});
+  }
+  return {std::move(ops), std::move(parameters)};
 }
 
 long allocationsOf(const Workload& workload, Scenario scenario, std::uint32_t steps) {
@@ -24,7 +30,7 @@ long allocationsOf(const Workload& workload, Scenario scenario, std::uint32_t st
 
 // What is allocated is allocated at the start and in the first steps.
 void checkStepsDoNotAllocate(const Scenario& scenario) {
-  const Workload workload = chainOf(50);
+  const Workload workload = chain(50);
   const long few = allocationsOf(workload, scenario, 20);
   CHECK(few > 0); // the counter is at work
   CHECK_EQUAL(allocationsOf(workload, scenario, 200), few);
@@ -46,7 +52,7 @@ TEST(plannedStepsDoNotAllocate) {
   s.slowness = {1, 1, 1.1};
   s.agreement = AgreementKind::kPlanned;
   s.policy = Policy::kPlanned;
-  const Workload workload = chainOf(50);
+  const Workload workload = chain(50);
   for (SliceIndex i = static_cast<SliceIndex>(layoutOf(workload, s.sliceBytes)->slices().size());
        i-- > 0;) {
     s.plan.push_back(i);
@@ -72,21 +78,6 @@ TEST(splitStepsDoNotAllocate) {
   checkStepsDoNotAllocate(s);
   s.crossIteration = false;
   checkStepsDoNotAllocate(s);
-}
-
-TEST(serversDoNotAllocate) {
-  Scenario s = smallScenario();
-  s.slowness = {1, 1.2, 1};
-  for (const PullTiming pull : {PullTiming::kAtOnce, PullTiming::kNextStep}) {
-    s.network = ServerNetwork{
-        .servers = 3,
-        .latencyS = 0.1,
-        .workerBytesPerS = kUnit,
-        .serverBytesPerS = kUnit,
-        .pull = pull,
-        .pullCreditBytes = 8 * kUnit};
-    checkStepsDoNotAllocate(s);
-  }
 }
 
 } // namespace hvd_order::simulate

@@ -316,64 +316,6 @@ TEST(stragglersSlowEverybodyDown) {
   }
 }
 
-// Two workers, one server. A link of one unit a second for everybody: the server's is shared by
-// both, so a push of one unit takes 2 s, and so does a pull.
-TEST(parameterServersShareTheirLinks) {
-  const Workload workload = chain({{1, 1, kUnit}});
-  Scenario s = scenario(kUnit, kUnit);
-  ServerNetwork network{
-      .workerBytesPerS = kUnit, .serverBytesPerS = kUnit, .pullCreditBytes = kUnit};
-  s.network = network;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 2 + 2);
-  network.updateSecondsPerSlice = 0.5;
-  network.latencyS = 0.25;
-  s.network = network;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 2.25 + 0.5 + 2.25);
-  s.everyRank = true;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 2.25 + 0.5 + 2.25);
-  s.slowness = {1, 3}; // the late one has the server for itself, and it has gone when it pushes
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 6 + 1.25 + 0.5 + 2.25);
-  s.slowness = {1, 1};
-  network.servers = 2; // the slice is on one of them
-  s.network = network;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 7);
-}
-
-// Pushes and pulls are full duplex. Two slices to two servers; two workers.
-//   Both ready at 2. A worker's link carries one unit a second, a server's two for both workers.
-//   Both pushes share the worker's link, 2 s; both pulls as well, 2 s.
-TEST(slicesGoToServersInTurn) {
-  const Workload workload = chain({{1, 1, 2 * kUnit}});
-  Scenario s = scenario(kUnit, 2 * kUnit);
-  ServerNetwork network{
-      .servers = 2,
-      .workerBytesPerS = kUnit,
-      .serverBytesPerS = kUnit,
-      .pullCreditBytes = 2 * kUnit};
-  s.network = network;
-  Result result = simulate(workload, s);
-  CHECK_NEAR(result.stepS.back(), 2 + 2 + 2);
-  CHECK_EQUAL(result.links.size(), 6U);
-  CHECK_EQUAL(result.links[4].name, "server 1 up");
-  CHECK_NEAR(result.links[4].busyS, 20);
-  CHECK_NEAR(result.sentBytes, 2.0 * kUnit * s.steps);
-  network.serverOf = {1, 1}; // everything through one server
-  s.network = network;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 4 + 4);
-  // It updates one slice after the other; the first is pulled meanwhile.
-  network.updateSecondsPerSlice = 3;
-  s.network = network;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 4 + 3 + 3 + 2);
-  network.updateSecondsPerSlice = 0;
-  // With credit for one slice, the second is pushed while the first is pulled.
-  network.serverOf.clear();
-  network.pullCreditBytes = kUnit;
-  network.serverBytesPerS = 2 * kUnit;
-  s.network = network;
-  s.creditBytes = kUnit;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 1 + 1 + 1);
-}
-
 TEST(aStandstillNamesWhatWaits) {
   // Two tensors share a slice; the op that awaits the first runs before the second is produced.
   const Workload workload(
@@ -441,10 +383,6 @@ TEST(mistakesAreNamed) {
   CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "0 children");
   s = scenario(kUnit, kUnit, {.latencyS = -1});
   CHECK_THROWS(InvalidUsage, simulate(workload, s));
-  s.network = ServerNetwork{.servers = 0, .pullCreditBytes = kUnit};
-  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "0 parameter servers");
-  s.network = ServerNetwork{.pullCreditBytes = kUnit, .serverOf = {3}};
-  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "numbers below 1");
 }
 
 } // namespace hvd_order::simulate

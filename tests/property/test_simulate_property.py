@@ -17,7 +17,6 @@ from hvd_order.planning.predict.simulate import (
     AllReduceScenario,
     ScenarioOp,
     ScenarioParameter,
-    ServerScenario,
     Simulated,
     StepWorkload,
     TransferSchedule,
@@ -105,18 +104,6 @@ links = st.builds(
     slice_cost_s=st.sampled_from([0.0, 0.125]),
     lanes=st.integers(0, 3),
 )
-networks = st.one_of(
-    links,
-    st.builds(
-        ServerScenario,
-        servers=st.integers(1, 3),
-        worker_bytes_per_s=st.sampled_from([UNIT, 8 * UNIT]),
-        server_bytes_per_s=st.sampled_from([UNIT, 8 * UNIT]),
-        latency_s=st.sampled_from([0.0, 0.25]),
-        update_s_per_slice=st.sampled_from([0.0, 0.5]),
-        pull=st.sampled_from(["at_once", "next_step"]),
-    ),
-)
 schedules = st.builds(
     lambda slice_bytes, spare, policy, agreement, latency, lead, cross: TransferSchedule(
         slice_bytes,
@@ -142,13 +129,12 @@ speeds = st.lists(st.sampled_from([1.0, 1.5, 2.0]), min_size=1, max_size=5)
 
 def play(
     work: StepWorkload,
-    network: AllReduceScenario | ServerScenario,
+    network: AllReduceScenario,
     schedule: TransferSchedule,
     form: tuple[bool, bool],
     **more: Any,
 ) -> Simulated:
-    """Simulates; with parameter servers neither clipped nor split."""
-    clipped, split = form if isinstance(network, AllReduceScenario) else (False, False)
+    clipped, split = form
     return simulate(work, network, in_form(work, schedule, split), clipped=clipped, **more)
 
 
@@ -164,9 +150,9 @@ def times_of(result: Simulated) -> tuple[object, ...]:
 
 
 @cases(120)
-@given(graphs(), networks, schedules, forms, speeds, st.sampled_from(["program", "ready"]))
+@given(graphs(), links, schedules, forms, speeds, st.sampled_from(["program", "ready"]))
 def test_no_resource_works_more_than_time_passes(
-    work: StepWorkload, network: AllReduceScenario | ServerScenario, schedule: TransferSchedule,
+    work: StepWorkload, network: AllReduceScenario, schedule: TransferSchedule,
     form: tuple[bool, bool], ranks: list[float], order: str,
 ) -> None:  # fmt: skip
     result = play(
@@ -179,18 +165,18 @@ def test_no_resource_works_more_than_time_passes(
             for op in step:
                 assert op.could_start_s <= op.start_s + EPS
                 assert op.start_s <= op.end_s
-    for name, busy in result.link_busy().items():
-        assert all(begin <= end for begin, end in busy)
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(busy))
-        assert sum(end - begin for begin, end in busy) == pytest.approx(
-            result.link_busy_s()[name] * STEPS, abs=1e-6
-        )
+    busy = result.link_busy()
+    assert all(begin <= end for begin, end in busy)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(busy))
+    assert sum(end - begin for begin, end in busy) == pytest.approx(
+        result.link_busy_s() * STEPS, abs=1e-6
+    )
 
 
 @cases(100)
-@given(graphs(), networks, schedules, forms, speeds)
+@given(graphs(), links, schedules, forms, speeds)
 def test_ranks_that_do_the_same_need_not_be_simulated(
-    work: StepWorkload, network: AllReduceScenario | ServerScenario, schedule: TransferSchedule,
+    work: StepWorkload, network: AllReduceScenario, schedule: TransferSchedule,
     form: tuple[bool, bool], ranks: list[float],
 ) -> None:  # fmt: skip
     few = play(work, network, schedule, form, ranks=ranks, steps=STEPS)
@@ -237,7 +223,7 @@ def test_bytes_and_credit_are_kept(
     assert sum(piece.size_bytes for piece in pieces) == total * STEPS
     for one in pieces:
         assert one.ready_s <= one.finished_s
-        assert one.issued_s <= one.started_s <= one.summed_s <= one.finished_s
+        assert one.issued_s <= one.started_s <= one.finished_s
         in_flight = [o for o in pieces if o.issued_s <= one.issued_s < o.finished_s]
         counted = [o.size_bytes for o in in_flight if o.name != "squares"]  # they take no credit
         assert sum(counted) <= schedule.credit_bytes

@@ -19,7 +19,7 @@
 // In this file a half is a rank's half of the agreement, not one of a split all-reduce.
 //
 // There is one link, since a ring or tree uses every rank's link, in both directions, at the same
-// time. The link's capacity is 1: a flow's work is the time for which it alone occupies the link.
+// time. A flow's work is the time for which it alone occupies the link.
 //
 // Invariant: slices take lanes in the order in which the last half issued them, which is the
 // agreed order, and at most `lanes` slices have a lane (0: no limit).
@@ -27,8 +27,6 @@
 namespace hvd_order::simulate {
 
 namespace {
-
-constexpr Flows::Use kLink{0, 1.0};
 
 void check(const AllReduceCost& cost) {
   for (const double number :
@@ -43,18 +41,24 @@ void check(const AllReduceCost& cost) {
 
 AllReduce::AllReduce(
     std::shared_ptr<const SliceLayout> layout,
-    const SimulatedExchangeOptions& options,
+    const AllReduceOptions& options,
     const AllReduceCost& cost,
     const Roles& roles,
     Clock& clock,
     std::vector<Device>& devices)
-    : SimulatedExchange(std::move(layout), options, {1.0}, clock, devices),
+    : layout_(std::move(layout)),
+      options_(options),
+      clock_(clock),
+      devices_(devices),
+      rounds_(layout_->slices().size()),
       cost_(cost),
       splitCost_(halfOf(cost)),
       halvesOf_(roles.slowness.size()),
       issues_(layout_->slices().size()),
       waiting_(layout_->slices().size()) {
   check(cost);
+  const std::size_t recorded = options.steps - std::min(options.recordFrom, options.steps);
+  records_.resize(recorded * layout_->slices().size());
   reservation_.addModel(kModel, *layout_);
   reservation_.retune(
       std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -81,7 +85,7 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
       const std::vector<SliceKey>& slices = halves_[half].agreement->tensorReady({kModel, tensor});
       if (half == 0) {
         for (const SliceKey slice : slices) {
-          record(slice.index, rounds_[slice.index]).readyS = clock_.nowS();
+          record(slice.index).readyS = clock_.nowS();
         }
         heldReady(tensor, slices);
       }
@@ -155,7 +159,7 @@ void AllReduce::post(std::size_t from, SliceMessage&& message) {
 void AllReduce::issued(SliceKey slice) {
   if (++issues_[slice.index] == halves_.size()) {
     issues_[slice.index] = 0;
-    record(slice.index, rounds_[slice.index]).issuedS = clock_.nowS();
+    record(slice.index).issuedS = clock_.nowS();
     waiting_[(waitingHead_ + waitingCount_++) % waiting_.size()] = slice.index;
   }
 }
@@ -177,8 +181,8 @@ void AllReduce::startWaiting() {
 void AllReduce::carry(SliceIndex slice) {
   const auto bytes = static_cast<double>(bytesOf(slice));
   const AllReduceCost& cost = costOf(slice);
-  record(slice, rounds_[slice]).startedS = clock_.nowS();
-  flows_.start(clock_.nowS(), slice, cost.sliceCostS + bytes * cost.secondsPerByte, kLink);
+  record(slice).startedS = clock_.nowS();
+  flows_.start(clock_.nowS(), slice, cost.sliceCostS + bytes * cost.secondsPerByte);
 }
 
 const AllReduceCost& AllReduce::costOf(SliceIndex slice) const {
@@ -198,7 +202,7 @@ void AllReduce::happened(const Event& event) {
     }
     return;
   }
-  HVDO_CHECK(event.kind == EventKind::kMessage, "an all-reduce has no servers");
+  HVDO_CHECK(event.kind == EventKind::kMessage, "an event of another simulation");
   const Message message = std::move(messages_[event.a]);
   freeMessages_.push_back(event.a);
   ++agreementTraffic_[message.to].receivedMessages;
@@ -213,8 +217,8 @@ void AllReduce::flowEnded() {
   if (reservation_.done({kModel, slice})) {
     reservationChanged();
   }
-  SliceRecord& times = record(slice, rounds_[slice]++);
-  times.summedS = times.finishedS = clock_.nowS();
+  record(slice).finishedS = clock_.nowS();
+  ++rounds_[slice];
   sentBytes_ += static_cast<double>(bytesOf(slice)) * costOf(slice).sentPerByte;
   for (std::size_t half = 0; half < halves_.size(); ++half) {
     done(half, slice);
@@ -230,7 +234,7 @@ void AllReduce::done(std::size_t half, SliceIndex slice) {
   const std::vector<TensorKey>& complete = agreement.sliceDone({kModel, slice});
   if (half == 0) {
     for (const SliceKey next : agreement.scheduler().becameReady()) {
-      record(next.index, rounds_[next.index]).readyS = clock_.nowS();
+      record(next.index).readyS = clock_.nowS();
     }
   }
   const bool isSquares = layout_->isSplit() && slice == SliceLayout::kSquares;
@@ -248,6 +252,14 @@ void AllReduce::done(std::size_t half, SliceIndex slice) {
     // Those of the next step: no program makes them ready, only the reduce-scatters that they need.
     agreement.tensorReady({kModel, layout_->squaresTensor()});
   }
+}
+
+SliceRecord& AllReduce::record(SliceIndex slice) {
+  const std::uint32_t step = rounds_[slice];
+  if (step < options_.recordFrom) {
+    return unrecorded_;
+  }
+  return records_[(step - options_.recordFrom) * layout_->slices().size() + slice];
 }
 
 std::string AllReduce::describe(TensorId tensor) const {

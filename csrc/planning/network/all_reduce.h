@@ -1,35 +1,94 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/types.h"
+#include "planning/clock.h"
+#include "planning/device.h"
+#include "planning/network/flows.h"
 #include "planning/network/network.h"
-#include "planning/network/simulated_exchange.h"
+#include "planning/network/roles.h"
+#include "scheduler/agreement.h"
 #include "scheduler/link_reservation.h"
 
 namespace hvd_order::simulate {
 
-/// An exchange that all-reduces slices, whole or in halves (SliceLayout), in an order that the
-/// ranks agree on.
-class AllReduce final : public SimulatedExchange {
+/// Options of order and transfer.
+struct AllReduceOptions {
+  AgreementKind agreement = AgreementKind::kLeader;
+  Policy policy = Policy::kPriority;
+  ByteCount creditBytes = 0;
+  std::vector<SliceIndex> plan; ///< for Policy::kPlanned
+  double controlLatencyS = 0;   ///< latency of a message of the agreement
+  double controlSendS = 0;      ///< time of its sender for it
+  int fanOut = kFanOut;         ///< of the tree of ranks
+  double reservationLeadS = 0;  ///< see LinkReservation::retune
+  std::uint32_t steps = 1;
+  std::uint32_t recordFrom = 0;
+};
+
+/// What one half of the agreement has sent and received. A message holds any number of slices.
+struct AgreementTraffic {
+  std::uint64_t sentMessages = 0;
+  std::uint64_t sentSlices = 0;
+  std::uint64_t receivedMessages = 0;
+  std::uint64_t receivedSlices = 0;
+};
+
+/// Times of a slice in one step, in seconds since the start.
+struct SliceRecord {
+  double readyS;    ///< on the rank that decides the order
+  double issuedS;   ///< on all ranks
+  double startedS;  ///< after its latency and after the slices ahead of it
+  double finishedS; ///< summed, on all ranks
+};
+
+/// All-reduces ready gradients in virtual time, slice by slice, whole or in halves (SliceLayout),
+/// with the scheduler and agreements that real runs use.
+///
+/// Events go in, arrivals come out. The exchange reports arrivals to the devices; its caller must
+/// then call `proceed` on them.
+class AllReduce final {
  public:
   AllReduce(
       std::shared_ptr<const SliceLayout> layout,
-      const SimulatedExchangeOptions& options,
+      const AllReduceOptions& options,
       const AllReduceCost& cost,
       const Roles& roles,
       Clock& clock,
       std::vector<Device>& devices);
 
-  void ready(DeviceIndex device, const std::vector<TensorId>& tensors) override;
-  void stepEnded(DeviceIndex /*device*/) override {}
-  void deviceWaits(DeviceIndex device) override;
-  void happened(const Event& event) override;
-  void flowEnded() override;
-  [[nodiscard]] std::string describe(TensorId tensor) const override;
-  [[nodiscard]] std::string linkName(Flows::Link /*link*/) const override {
-    return "link";
+  /// Gradients are ready on a device.
+  void ready(DeviceIndex device, const std::vector<TensorId>& tensors);
+  /// No task runs on a device; it waits for gradients.
+  void deviceWaits(DeviceIndex device);
+  /// Handles an event other than EventKind::kTaskEnd.
+  void happened(const Event& event);
+  /// The flow that ends next ends now.
+  void flowEnded();
+  /// Returns in words which slice of the tensor has not arrived, and what the slice waits for.
+  [[nodiscard]] std::string describe(TensorId tensor) const;
+
+  [[nodiscard]] const Flows& flows() const {
+    return flows_;
+  }
+  /// Records of slices by recorded step and slice, flattened.
+  [[nodiscard]] const std::vector<SliceRecord>& records() const {
+    return records_;
+  }
+  /// Total bytes that each rank has sent.
+  [[nodiscard]] double sentBytes() const {
+    return sentBytes_;
+  }
+  /// By agreement half, over all steps.
+  [[nodiscard]] const std::vector<AgreementTraffic>& agreementTraffic() const {
+    return agreementTraffic_;
+  }
+  void startRecording() {
+    flows_.startRecording();
   }
 
  private:
@@ -54,7 +113,22 @@ class AllReduce final : public SimulatedExchange {
   void carry(SliceIndex slice);
   void done(std::size_t half, SliceIndex slice);
   [[nodiscard]] const AllReduceCost& costOf(SliceIndex slice) const;
+  /// Returns the slice's record in its present step; a scratch record if that is not recorded.
+  SliceRecord& record(SliceIndex slice);
+  [[nodiscard]] ByteCount bytesOf(SliceIndex slice) const {
+    return layout_->slices()[slice].sizeBytes;
+  }
 
+  std::shared_ptr<const SliceLayout> layout_;
+  AllReduceOptions options_;
+  Flows flows_;
+  Clock& clock_;
+  std::vector<Device>& devices_;
+  std::vector<std::uint32_t> rounds_; // by slice: number of times it has been summed
+  double sentBytes_ = 0;
+  std::vector<AgreementTraffic> agreementTraffic_;
+  std::vector<SliceRecord> records_;
+  SliceRecord unrecorded_{};
   AllReduceCost cost_;
   AllReduceCost splitCost_; // of a reduce-scatter or an all-gather
   std::vector<Half> halves_;
@@ -69,5 +143,8 @@ class AllReduce final : public SimulatedExchange {
   std::vector<Message> messages_; // messages under way, and free places
   std::vector<std::uint32_t> freeMessages_;
 };
+
+/// Id of the only model in the agreements.
+constexpr ModelId kModel = 0;
 
 } // namespace hvd_order::simulate

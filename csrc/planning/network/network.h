@@ -1,10 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
-
-#include "base/types.h"
-#include "scheduler/scheduler.h"
 
 namespace hvd_order::simulate {
 
@@ -44,27 +40,5 @@ AllReduceCost treeAllReduce(int ranks, double alphaS, double bytesPerS);
 /// Source: Patarasuk and Yuan; Thakur, Rabenseifner and Gropp, Int. J. High Performance Computing
 /// Applications 19(1), 2005, for halves of log2(n) messages.
 AllReduceCost halfOf(AllReduceCost allReduce);
-
-/// When workers pull parameters from servers.
-enum class PullTiming {
-  kAtOnce,   ///< a server sends a slice as soon as it is updated (P3, section 4.2)
-  kNextStep, ///< workers pull when their next step begins; steps end when all is updated (TicTac)
-};
-
-/// Parameter servers, each with a full-duplex link. Slices are assigned in turn (P3), unless
-/// `serverOf` assigns them.
-struct ServerNetwork {
-  int servers = 1;
-  double latencyS = 0;             ///< of a push or pull; overlaps other transfers
-  double workerBytesPerS = 1;      ///< each way
-  double serverBytesPerS = 1;      ///< each way
-  double updateSecondsPerByte = 0; ///< server's work once all workers have pushed a slice
-  double updateSecondsPerSlice = 0;
-  PullTiming pull = PullTiming::kAtOnce;
-  Policy pullPolicy = Policy::kPriority;
-  ByteCount pullCreditBytes = 0;       ///< of each worker, from all servers
-  std::vector<SliceIndex> pullPlan;    ///< for Policy::kPlanned
-  std::vector<std::uint32_t> serverOf; ///< by slice; empty: in turn
-};
 
 } // namespace hvd_order::simulate

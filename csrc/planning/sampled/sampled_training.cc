@@ -230,6 +230,10 @@ class Simulation final : private WorkerSteps::TransferListener,
 
   template <bool kIsPull>
   void sent(const Transfer& transfer) {
+    if (transfer.worker == 0 && transfer.step < training_.recorded) {
+      result_.transfers.push_back(
+          {kIsPull, transfer.tensor, transfer.step, transfer.startS, clock_.nowS()});
+    }
     if (!kIsPull && training_.stepEnd == SampledStepEnd::kPushed) {
       endPush(transfer);
     }

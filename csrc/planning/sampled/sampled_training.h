@@ -58,13 +58,24 @@ struct SampledTraining {
   std::vector<double> startsS; ///< by worker: when it begins; empty: at random within `spreadS`
   double spreadS = 0;
   std::uint64_t seed = 0;
-  std::uint32_t steps = 100;  ///< ends when each worker has ended so many
-  std::uint32_t recorded = 0; ///< number of steps, the first ones, whose ops are recorded
+  std::uint32_t steps = 100; ///< ends when each worker has ended so many
+  std::uint32_t recorded =
+      0; ///< number of steps, the first ones, whose ops and transfers are recorded
+};
+
+/// A pull or a push of one step on its connection, in seconds since the start.
+struct TransferRecord {
+  bool isPull;
+  TensorId tensor;
+  std::uint32_t step; ///< that reads the parameter, or has made the gradient
+  double startS;
+  double endS; ///< its last byte has left
 };
 
 struct SampledResult {
   std::vector<std::vector<double>> stepEndsS; ///< by worker and step
   std::vector<std::vector<double>> opEndsS;   ///< by worker: recorded step and op, flattened
+  std::vector<TransferRecord> transfers;      ///< of worker 0's recorded steps, by their ends
   std::vector<double> pullBusyS;              ///< by server: time for which its link sent
   std::vector<double> pushBusyS;              ///< by server: time for which its link received
   std::vector<double> updateBusyS;            ///< by server: time of its updates and sums

@@ -27,7 +27,7 @@ def shares(
         capacity: bytes a second of each link.
 
     Source: Bertsekas and Gallager, Data Networks, section 6.5.2 (progressive filling), level by
-    level. csrc/planning/network/flows.cc does the same for flows of one or two links and one level.
+    level. csrc/planning/sampled/links/shared_links.cc does it for flows of two links, one level.
     """
     rates = [math.inf] * len(loads)
     spare = list(capacity)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from hvd_order._native import _core
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.link.slice_settings import PolicyName, SliceSettings
+from hvd_order.base.link.slice_settings import SliceSettings
 
 __all__ = [
     "AllReduceScenario",
     "ScenarioOp",
     "ScenarioParameter",
-    "ServerScenario",
     "StepWorkload",
     "TransferSchedule",
     "ddp",
@@ -22,8 +21,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-PullName = Literal["at_once", "next_step"]
 
 _POLICIES = {
     "priority": _core.Policy.PRIORITY,
@@ -35,7 +32,6 @@ _AGREEMENTS = {
     "negotiated": _core.AgreementKind.NEGOTIATED,
     "planned": _core.AgreementKind.PLANNED,
 }
-_PULLS = {"at_once": True, "next_step": False}
 
 
 def named(what: str, name: str, values: Mapping[str, T]) -> T:
@@ -213,61 +209,14 @@ class AllReduceScenario:
             cost.lanes,
         )
 
-    def native(self, schedule: TransferSchedule) -> _core.AllReduceCost:
-        """Converts to the extension's type; the schedule does not affect the cost."""
-        del schedule
+    def native(self) -> _core.AllReduceCost:
+        """Converts to the extension's type."""
         return _core.AllReduceCost(
             latency_s=self.latency_s,
             slice_cost_s=self.slice_cost_s,
             seconds_per_byte=self.seconds_per_byte,
             sent_per_byte=self.sent_per_byte,
             lanes=self.lanes,
-        )
-
-
-@dataclass(frozen=True)
-class ServerScenario:
-    """Workers push slices to servers, which update them when all have arrived; then workers pull.
-
-    Links are full duplex; flows share them max-min fairly. Workers push without agreement.
-
-    Attributes:
-        servers: number of servers; slices go to them in turn unless ``server_of`` is given.
-        latency_s: latency of a push or pull; it overlaps with other transfers.
-        worker_bytes_per_s, server_bytes_per_s: bandwidth each way.
-        update_s_per_byte, update_s_per_slice: time of a server's update of a slice.
-        pull: "at_once" as in P3, or in the worker's "next_step" as in TicTac.
-        pull_policy: order of a worker's pulls; "planned" takes ``pull_plan``, a list of all slices.
-        pull_credit_bytes: credit of a worker's pulls; None for the schedule's credit.
-    """
-
-    servers: int
-    worker_bytes_per_s: float
-    server_bytes_per_s: float
-    latency_s: float = 0.0
-    update_s_per_byte: float = 0.0
-    update_s_per_slice: float = 0.0
-    pull: PullName = "at_once"
-    pull_policy: PolicyName = "priority"
-    pull_credit_bytes: int | None = None
-    pull_plan: Sequence[int] = ()
-    server_of: Sequence[int] = ()
-
-    def native(self, schedule: TransferSchedule) -> _core.ServerNetwork:
-        """Converts to the extension's type."""
-        credit = self.pull_credit_bytes
-        return _core.ServerNetwork(
-            servers=self.servers,
-            latency_s=self.latency_s,
-            worker_bytes_per_s=self.worker_bytes_per_s,
-            server_bytes_per_s=self.server_bytes_per_s,
-            update_seconds_per_byte=self.update_s_per_byte,
-            update_seconds_per_slice=self.update_s_per_slice,
-            pull_at_once=named("pull", self.pull, _PULLS),
-            pull_policy=named("pull_policy", self.pull_policy, _POLICIES),
-            pull_credit_bytes=schedule.credit_bytes if credit is None else credit,
-            pull_plan=list(self.pull_plan),
-            server_of=list(self.server_of),
         )
 
 

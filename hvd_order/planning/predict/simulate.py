@@ -1,9 +1,9 @@
 """Simulates training steps with the scheduler and agreements that real runs use.
 
-A ``StepWorkload`` is the computation of one rank, a network (``AllReduceScenario`` or
-``ServerScenario``) the cost of transfers, and a ``TransferSchedule`` their order and slices
-(scenario.py). ``simulate`` combines them into a ``Simulated`` (simulated.py).
-docs/simulator.md describes the model and its limits.
+A ``StepWorkload`` is the computation of one rank, an ``AllReduceScenario`` the cost of transfers,
+and a ``TransferSchedule`` their order and slices (scenario.py). ``simulate`` combines them into a
+``Simulated`` (simulated.py). docs/simulator.md describes the model and its limits. Parameter
+servers have a simulator of their own (workers/).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from hvd_order.planning.predict.scenario import (
     AllReduceScenario,
     ScenarioOp,
     ScenarioParameter,
-    ServerScenario,
     StepWorkload,
     TransferSchedule,
     ddp,
@@ -35,7 +34,6 @@ __all__ = [
     "OpTimes",
     "ScenarioOp",
     "ScenarioParameter",
-    "ServerScenario",
     "Simulated",
     "SimulatedAgreement",
     "SimulatedUpdate",
@@ -51,7 +49,7 @@ _ORDERS = {"program": True, "ready": False}
 
 def simulate(
     workload: StepWorkload,
-    network: AllReduceScenario | ServerScenario,
+    network: AllReduceScenario,
     schedule: TransferSchedule | None = None,
     *,
     ranks: int | Sequence[float] = 2,
@@ -87,7 +85,7 @@ def simulate(
     schedule = schedule or TransferSchedule()
     native = _core.simulate(
         workload.native,
-        network.native(schedule),
+        network.native(),
         slowness=[1.0] * ranks if isinstance(ranks, int) else list(ranks),
         slice_bytes=schedule.slice_bytes,
         credit_bytes=schedule.credit_bytes,

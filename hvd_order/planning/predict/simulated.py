@@ -53,8 +53,7 @@ class SliceTimes:
         ready_s: time of readiness where the order is decided.
         issued_s: time at which all ranks had issued it.
         started_s: start on the link, after its latency and the slices ahead of it.
-        summed_s: time at which it was summed over all ranks.
-        finished_s: time at which all ranks had the sum, or had pulled it from the server.
+        finished_s: time at which all ranks had the sum; with servers, worker 0 the parameter.
     """
 
     name: str
@@ -62,7 +61,6 @@ class SliceTimes:
     ready_s: float
     issued_s: float
     started_s: float
-    summed_s: float
     finished_s: float
 
 
@@ -117,13 +115,13 @@ class Simulated:
         """Time of computation and updates in a step, by stream."""
         return [busy / self.steps for busy in self._native.devices[device].busy_s]
 
-    def link_busy_s(self) -> dict[str, float]:
-        """Busy time of each link in a step."""
-        return {link.name: link.busy_s / self.steps for link in self._native.links}
+    def link_busy_s(self) -> float:
+        """Busy time of the link in a step."""
+        return self._native.link_busy_s / self.steps
 
-    def link_busy(self) -> dict[str, list[tuple[float, float]]]:
-        """Busy intervals (begin, end) of each link in the recorded steps."""
-        return {link.name: link.busy for link in self._native.links}
+    def link_busy(self) -> list[tuple[float, float]]:
+        """Busy intervals (begin, end) of the link in the recorded steps."""
+        return self._native.link_busy
 
     def ranks(self) -> list[tuple[float, int]]:
         """Slowness of each device, and the number of ranks that it represents."""

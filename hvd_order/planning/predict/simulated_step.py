@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_order.planning.graph.graph import Phase
-from hvd_order.planning.predict.simulate import Simulated, SliceTimes
+from hvd_order.planning.predict.simulate import OpTimes, Simulated, SliceTimes
 from hvd_order.planning.steps.efficiency import OverlapEfficiency, Span, busy_s, overlap_of
 
-__all__ = ["RECORDED", "Busy", "Idle", "Sent", "SimulatedStep", "Wait", "step_of"]
+__all__ = [
+    "RECORDED",
+    "Busy",
+    "Idle",
+    "Sent",
+    "SimulatedStep",
+    "StepTimes",
+    "Wait",
+    "step_of",
+    "times_of",
+]
 
 RECORDED = 3
-"""Number of steps to record for `step_of`."""
+"""Number of steps to record for `times_of`."""
 
 _NOTHING_S = 1e-9  # rounding
 _HELD_UP = "something is ready: agreement, latency, or held back for what is more urgent"
@@ -128,20 +138,48 @@ class SimulatedStep:
         return math.fsum(idle.length_s for idle in self.idle)
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """What happened in one step of rank 0; times in seconds since the start of the simulation.
+
+    Attributes:
+        ops: of the step.
+        updates: of any step, begin and end.
+        links: busy intervals of any step, by name of the link.
+        before, mine: the slices of the step before, which this step awaits, and of this one.
+    """
+
+    begin_s: float
+    end_s: float
+    ops: Sequence[OpTimes]
+    updates: Sequence[tuple[float, float]]
+    links: Mapping[str, Sequence[tuple[float, float]]]
+    before: Sequence[SliceTimes]
+    mine: Sequence[SliceTimes]
+
+
+def times_of(result: Simulated) -> StepTimes:
+    """The last recorded step but one, of ``RECORDED``: its transfers end in the last."""
+    begin_s, end_s = result.step_starts_s()[-RECORDED:][:2]
+    updates = [(update.start_s, update.end_s) for update in result.updates()]
+    before, mine = result.slices()[-RECORDED:][:2]
+    links = {"link": result.link_busy()}
+    return StepTimes(begin_s, end_s, result.ops()[-2], updates, links, before, mine)
+
+
 def step_of(
-    result: Simulated, title: str, phases: dict[str, Phase], awaits_all: bool
+    times: StepTimes, title: str, phases: dict[str, Phase], awaits_all: bool
 ) -> SimulatedStep:
-    """The last recorded step but one: its transfers end in the last.
+    """Explains a step.
 
     Args:
-        result: with ``RECORDED`` recorded steps.
         title: description of the way of sending.
         phases: phase of each op.
         awaits_all: whether the step ends when all of its gradients have arrived.
     """
-    begin_s, end_s = result.step_starts_s()[-RECORDED:][:2]
+    begin_s, end_s = times.begin_s, times.end_s
     step_s = end_s - begin_s
-    ops = result.ops()[-2]
+    ops, before, mine = times.ops, times.before, times.mine
     busy = [
         Busy(op.name, phases[op.name], op.start_s - begin_s, op.end_s - begin_s)
         for op in ops
@@ -149,16 +187,12 @@ def step_of(
     ]
     busy += [
         Busy("update", "update", start, end)
-        for update in result.updates()
-        for start, end in _clipped([(update.start_s, update.end_s)], begin_s, end_s)
+        for start, end in _clipped(times.updates, begin_s, end_s)
     ]
     busy.sort(key=lambda each: each.begin_s)
     links = {
-        name: list(_clipped(intervals, begin_s, end_s))
-        for name, intervals in result.link_busy().items()
-        if name in ("link", "worker 0 up", "worker 0 down")
+        name: list(_clipped(intervals, begin_s, end_s)) for name, intervals in times.links.items()
     }
-    before, mine = result.slices()[-RECORDED:][:2]
     sent = [
         Sent(s.name, i, s.size_bytes, s.ready_s - begin_s, s.started_s - begin_s,
              s.finished_s - begin_s, old)

@@ -12,7 +12,12 @@ from typing import Literal
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.advice import Outlook
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.base.link.slice_settings import arrival_settings, best_settings, reservation_lead_s
+from hvd_order.base.link.slice_settings import (
+    SliceSettings,
+    arrival_settings,
+    best_settings,
+    reservation_lead_s,
+)
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.planning.bounds.clipped_bound import clipped_program_optimum_s
 from hvd_order.planning.graph.graph import Graph
@@ -20,14 +25,17 @@ from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.scenario import named
 from hvd_order.planning.predict.simulate import (
     AllReduceScenario,
-    ServerScenario,
     Simulated,
     StepWorkload,
     TransferSchedule,
     ddp,
     simulate,
 )
-from hvd_order.planning.predict.simulated_step import RECORDED, SimulatedStep, step_of
+from hvd_order.planning.predict.simulated_step import RECORDED, SimulatedStep, step_of, times_of
+from hvd_order.planning.predict.workers.server_steps import ServerSteps
+from hvd_order.planning.predict.workers.throughput import Cluster
+from hvd_order.planning.predict.workers.transmission import policy
+from hvd_order.planning.predict.workers.worker_step import WorkerStep
 from hvd_order.planning.predict.workload import workload_of
 
 __all__ = ["WayName", "WhatIf"]
@@ -39,11 +47,18 @@ _QUICK_STEPS = 8
 
 
 @dataclass(frozen=True)
-class _StepVariant:
+class _AllReduceWay:
     title: str
     work: StepWorkload
-    network: AllReduceScenario | ServerScenario
+    network: AllReduceScenario
     schedule: TransferSchedule
+
+
+@dataclass(frozen=True)
+class _ServerWay:
+    title: str
+    step: WorkerStep
+    cluster: Cluster
 
 
 class WhatIf:
@@ -83,7 +98,6 @@ class WhatIf:
             if producers
         )  # fmt: skip
         self._phases = {op.name: op.phase for op in graph.ops}
-        self._work = workload_of(self.graph)
 
     @property
     def link(self) -> LinkModel:
@@ -115,7 +129,7 @@ class WhatIf:
 
     def outlook(self) -> Outlook:
         """Step times of all ways of sending, and the bound."""
-        times = {name: self._played(way, _QUICK_STEPS, 0).steady_s for name, way in self._ways()}
+        times = {name: self._played(way, _QUICK_STEPS).steady_s for name, way in self._ways()}
         return Outlook(
             self.network.ranks,
             self.graph.compute_s,
@@ -134,13 +148,19 @@ class WhatIf:
             InvalidUsage: there is no such way here.
         """
         way = named("the way of sending", name, dict(self._ways()))
-        result = self._played(way, _STEPS, RECORDED)
-        return step_of(result, way.title, self._phases, not way.schedule.cross_iteration)
+        result = self._played(way, _STEPS)
+        if isinstance(result, ServerSteps):
+            return step_of(result.times(), way.title, self._phases, awaits_all=False)
+        awaits_all = isinstance(way, _AllReduceWay) and not way.schedule.cross_iteration
+        return step_of(times_of(result), way.title, self._phases, awaits_all)
 
-    def _played(self, way: _StepVariant, steps: int, recorded: int) -> Simulated:
+    def _played(self, way: _AllReduceWay | _ServerWay, steps: int) -> Simulated | ServerSteps:
+        if isinstance(way, _ServerWay):
+            assert self.servers is not None
+            return ServerSteps(way.step, way.cluster, self.network.ranks, self.servers, steps)
         return simulate(
             way.work, way.network, way.schedule,
-            ranks=self.network.ranks, steps=steps, recorded=recorded, clipped=self.clipped,
+            ranks=self.network.ranks, steps=steps, recorded=RECORDED, clipped=self.clipped,
         )  # fmt: skip
 
     @property
@@ -150,9 +170,20 @@ class WhatIf:
             raise InvalidUsage("one worker has no measured bandwidth; give --bandwidth")
         return rate
 
-    def _ways(self) -> Iterator[tuple[WayName, _StepVariant]]:
+    def _ways(self) -> Iterator[tuple[WayName, _AllReduceWay | _ServerWay]]:
+        best = best_settings(self.link, self.size_bytes)
+        sliced = f"in slices of {best.slice_bytes / 2**20:.3g} MiB, what is needed first first"
+        return (
+            self._all_reduces(best, sliced)
+            if self.servers is None
+            else self._on_servers(best, sliced)
+        )
+
+    def _all_reduces(
+        self, best: SliceSettings, sliced: str
+    ) -> Iterator[tuple[WayName, _AllReduceWay]]:
         link, message_s = self.link, self.network.message_latency_s
-        best = best_settings(link, self.size_bytes)
+        work, network = workload_of(self.graph), self.network.all_reduce()
         order = TransferSchedule(
             best.slice_bytes,
             best.credit_bytes,
@@ -163,58 +194,34 @@ class WhatIf:
         arrival = TransferSchedule(
             fused.slice_bytes, fused.credit_bytes, "arrival", control_latency_s=message_s
         )
-        sliced = f"in slices of {best.slice_bytes / 2**20:.3g} MiB, what is needed first first"
-        if self.servers is None:
-            network = self.network.all_reduce()
-            buckets, all_awaited = ddp(self._work)
-            yield "today", _StepVariant("as today (DDP)", buckets, network, all_awaited)
-            if not self.clipped:
-                yield (
-                    "arrival",
-                    _StepVariant("as they come, overlapping", self._work, network, arrival),
-                )
-                yield "order", _StepVariant(sliced, self._work, network, order)
-                return
-            awaited = replace(arrival, cross_iteration=False)
-            yield "arrival", _StepVariant("as they come, all awaited", self._work, network, awaited)
-            awaited = replace(order, cross_iteration=False)
-            yield "order", _StepVariant(f"{sliced}, all awaited", self._work, network, awaited)
-            lead_s = reservation_lead_s(link, replace(best, split=True))
-            halves = replace(order, split=True, reservation_lead_s=lead_s)
-            yield "split", _StepVariant(f"{sliced}, in halves", self._work, network, halves)
+        buckets, all_awaited = ddp(work)
+        yield "today", _AllReduceWay("as today (DDP)", buckets, network, all_awaited)
+        if not self.clipped:
+            yield "arrival", _AllReduceWay("as they come, overlapping", work, network, arrival)
+            yield "order", _AllReduceWay(sliced, work, network, order)
             return
-        # Whole tensors; all ready tensors go to the servers at once.
-        whole = _padded(max(self._work.parameter_bytes))
-        unordered = TransferSchedule(whole, whole + 2 * self.size_bytes, "arrival")
-        tensors, slices = self._servers(unordered), self._servers(order)
-        as_they_come = replace(tensors, pull_policy="arrival")
-        later = replace(as_they_come, pull="next_step")
-        yield (
-            "today",
-            _StepVariant("as today (pulled by the next step)", self._work, later, unordered),
-        )
-        yield (
-            "arrival",
-            _StepVariant("as they come, pulled at once", self._work, as_they_come, unordered),
-        )
-        yield "order", _StepVariant(sliced, self._work, slices, order)
+        awaited = replace(arrival, cross_iteration=False)
+        yield "arrival", _AllReduceWay("as they come, all awaited", work, network, awaited)
+        awaited = replace(order, cross_iteration=False)
+        yield "order", _AllReduceWay(f"{sliced}, all awaited", work, network, awaited)
+        lead_s = reservation_lead_s(link, replace(best, split=True))
+        halves = replace(order, split=True, reservation_lead_s=lead_s)
+        yield "split", _AllReduceWay(f"{sliced}, in halves", work, network, halves)
 
-    def _servers(self, schedule: TransferSchedule) -> ServerScenario:
-        """Assigns slices in consumption order to the server with the fewest bytes so far."""
-        assert self.servers is not None
-        sizes = [piece.size_bytes for piece in self._work.layout(schedule.slice_bytes).slices]
-        loads = [0] * self.servers
-        places = []
-        for size_bytes in sizes:
-            places.append(min(range(self.servers), key=loads.__getitem__))
-            loads[places[-1]] += size_bytes
-        return ServerScenario(
-            self.servers, self._rate, self._rate, self.network.message_latency_s, server_of=places
-        )
+    def _on_servers(self, best: SliceSettings, sliced: str) -> Iterator[tuple[WayName, _ServerWay]]:
+        seconds = [[op.duration_s for op in self.graph.ops]]
+        whole = WorkerStep(self.graph, seconds)
+        slices = whole.in_slices(best.slice_bytes)
 
+        def cluster(transmission: str) -> Cluster:
+            way = replace(policy(transmission), latency_s=self.network.message_latency_s)
+            return Cluster(self._rate, pull=way, push=way)
 
-def _padded(size_bytes: int) -> int:
-    return (max(size_bytes, 64) + 15) // 16 * 16  # as a layout pads tensors
+        # As gRPC sends: tensors that are ready take turns.
+        requested = replace(cluster("round_robin"), pulls="request", step_end="updated")
+        yield "today", _ServerWay("as today (pulled by the next step)", whole, requested)
+        yield "arrival", _ServerWay("as they come, pulled at once", whole, cluster("fifo"))
+        yield "order", _ServerWay(sliced, slices, cluster("ordered"))
 
 
 def _without_updates(graph: Graph) -> Graph:

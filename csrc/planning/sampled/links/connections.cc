@@ -77,6 +77,9 @@ void Connections::beginTurn(SimulatedConnection& connection) {
   if (connection.firstS < 0) {
     connection.firstS = nowS;
   }
+  if (connection.current.startS < 0) {
+    connection.current.startS = nowS;
+  }
   connection.turnBytes = connection.current.leftBytes;
   if (transmission_.turns == Turns::kWindow) {
     const bool cold = nowS < connection.firstS + transmission_.coldS;

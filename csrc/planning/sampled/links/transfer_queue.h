@@ -18,6 +18,7 @@ struct Transfer {
   double leftBytes;
   std::uint64_t came = 0;   ///< set by Connections: number of its newest place in a queue
   std::uint32_t server = 0; ///< at the other end
+  double startS = -1;       ///< set by Connections: when its first turn began
 };
 
 /// The transfers that wait for a connection, in the order in which they came or in that of urgency.

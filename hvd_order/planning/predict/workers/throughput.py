@@ -32,6 +32,7 @@ __all__ = [
     "predict_servers",
     "rate_while_all_train",
     "saturation",
+    "simulate_servers",
 ]
 
 Mode = Literal["async", "sync", "allreduce"]
@@ -156,31 +157,10 @@ def predict_servers(
     count = steps or max(_LEAST_STEPS, _ALL_STEPS // len(slowness))
     wire_s = 2 * sum(step.tensor_bytes) / cluster.slower_bytes_per_s
     rates, busy, late, aggregated = [], [], [], []
+    spread_s = 0.0 if mode == "sync" else statistics.fmean(step.compute_s) + wire_s
     for seed in range(seeds):
-        result = _core.simulate_sampled(
-            step.native,
-            slowness=slowness,
-            servers=servers,
-            server_of=step.on_servers(servers, cluster.placement),
-            worker_bytes_per_s=cluster.worker_bytes_per_s,
-            server_bytes_per_s=cluster.server_bytes_per_s or cluster.worker_bytes_per_s,
-            pull=cluster.pull.native(),
-            push=cluster.push.native(),
-            sync=mode == "sync",
-            pulls_are_answers=cluster.pulls == "answer",
-            step_end=_STEP_ENDS[cluster.step_end],
-            staleness=cluster.staleness,
-            delay_bound=cluster.delay_bound,
-            aggregates=cluster.aggregates,
-            update_seconds_per_byte=cluster.update_s_per_byte,
-            update_seconds=cluster.update_s,
-            update_lanes=cluster.update_lanes,
-            program_order=False,
-            starts_s=[],
-            spread_s=0.0 if mode == "sync" else statistics.fmean(step.compute_s) + wire_s,
-            seed=seed,
-            steps=count,
-            recorded=0,
+        result = simulate_servers(
+            step, cluster, slowness, servers, mode, count, seed=seed, spread_s=spread_s
         )
         rates.append(rate_while_all_train(result.step_ends_s, max(2, count // 5)))
         links = [*result.pull_busy_s, *result.push_busy_s]
@@ -197,6 +177,57 @@ def predict_servers(
         low,
         high,
         *(statistics.fmean(each) for each in (busy, late, aggregated)),
+    )
+
+
+def simulate_servers(
+    step: WorkerStep,
+    cluster: Cluster,
+    slowness: Sequence[float],
+    servers: int,
+    mode: Literal["async", "sync"],
+    steps: int,
+    *,
+    seed: int = 0,
+    spread_s: float = 0.0,
+    program_order: bool = False,
+    recorded: int = 0,
+) -> _core.SampledResult:
+    """Trains once in virtual time.
+
+    Args:
+        slowness: time factor of each worker.
+        spread_s: workers begin at random within this time.
+        program_order: whether a stream runs its ops as listed, and waits for each.
+        recorded: number of the first steps whose ops and transfers are recorded.
+
+    Raises:
+        InvalidUsage: the numbers are impossible; the message says which.
+    """
+    return _core.simulate_sampled(
+        step.native,
+        slowness=list(slowness),
+        servers=servers,
+        server_of=step.on_servers(servers, cluster.placement),
+        worker_bytes_per_s=cluster.worker_bytes_per_s,
+        server_bytes_per_s=cluster.server_bytes_per_s or cluster.worker_bytes_per_s,
+        pull=cluster.pull.native(),
+        push=cluster.push.native(),
+        sync=mode == "sync",
+        pulls_are_answers=cluster.pulls == "answer",
+        step_end=_STEP_ENDS[cluster.step_end],
+        staleness=cluster.staleness,
+        delay_bound=cluster.delay_bound,
+        aggregates=cluster.aggregates,
+        update_seconds_per_byte=cluster.update_s_per_byte,
+        update_seconds=cluster.update_s,
+        update_lanes=cluster.update_lanes,
+        program_order=program_order,
+        starts_s=[],
+        spread_s=spread_s,
+        seed=seed,
+        steps=steps,
+        recorded=recorded,
     )
 
 

@@ -15,7 +15,7 @@ from hvd_order.planning.graph.graph import Graph, GraphParameter
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.predict.workload import consumption_order
 
-__all__ = ["Placement", "WorkerStep", "usual_slice_bytes"]
+__all__ = ["Placement", "WorkerOp", "WorkerStep", "usual_slice_bytes"]
 
 Placement = Literal["by_size", "in_turn"]
 
@@ -30,7 +30,16 @@ _ALIGNMENT = 16  # bytes; SliceLayout's least
 
 
 @dataclass(frozen=True)
-class _WorkerOp:
+class WorkerOp:
+    """A computation of a step, or the transfer of one tensor.
+
+    Attributes:
+        kind: "compute", "pull" or "push".
+        inputs: numbers of the ops that have to end before.
+        stream: of a computation.
+        tensor, priority: of a transfer; the smaller priority is the more urgent.
+    """
+
     name: str
     kind: str
     inputs: list[int]
@@ -55,7 +64,9 @@ class WorkerStep:
     of all its gradients. The optimizer's ops are left out: servers update.
 
     Attributes:
-        tensor_bytes: what travels, each way, piece by piece, in order of urgency.
+        tensor_bytes, tensor_names: what travels, each way, piece by piece, in order of urgency.
+        ops: all pulls, the computations in program order, all pushes.
+        op_seconds: by measured step and op; of a transfer 0.
         samples: number of measured steps.
         compute_s: computation of each measured step.
         parameters: number of parameters that travel.
@@ -93,12 +104,13 @@ class WorkerStep:
         self.tensor_bytes = [piece.size_bytes for piece in pieces]
         self.parameters = len(names)
         self._made = _in_order(pieces, [p.name for p in graph.parameters])
-        ops: list[_WorkerOp] = []
+        self.tensor_names = [piece.name for piece in pieces]
+        self.ops = ops = list[WorkerOp]()
         pulls: dict[str, list[int]] = {name: [] for name in names}
         for i, piece in enumerate(pieces):
             for name in piece.parameters:
                 pulls[name].append(len(ops))
-            ops.append(_WorkerOp(f"pull {piece.name}", "pull", [], 0, i, i))
+            ops.append(WorkerOp(f"pull {piece.name}", "pull", [], 0, i, i))
         streams = {name: i for i, name in enumerate(graph.resources)}
         place: dict[str, int] = {}
         self._kept = [i for i, op in enumerate(graph.ops) if op.phase != "update" or op.produces]
@@ -110,16 +122,17 @@ class WorkerStep:
             place[op.name] = len(ops)
             for name in op.produces:
                 producers[name].append(len(ops))
-            ops.append(_WorkerOp(op.name, "compute", inputs, streams[op.resource]))
+            ops.append(WorkerOp(op.name, "compute", inputs, streams[op.resource]))
         for i, piece in enumerate(pieces):
             behind = [op for name in piece.parameters for op in producers[name]]
-            ops.append(_WorkerOp(f"push {piece.name}", "push", behind, 0, i, i))
+            ops.append(WorkerOp(f"push {piece.name}", "push", behind, 0, i, i))
         rows = []
         for step in seconds:
             row = [0.0] * len(ops)
             for i in self._kept:
                 row[place[graph.ops[i].name]] = step[i]
             rows.append(row)
+        self.op_seconds = rows
         self.samples = len(rows)
         self.compute_s = [sum(row) for row in rows]
         self.graph, self._seconds = graph, seconds

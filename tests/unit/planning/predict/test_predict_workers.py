@@ -28,6 +28,7 @@ from hvd_order.planning.predict.workers.closed_forms import (
 )
 from hvd_order.planning.predict.workers.comparison import compare, parse_counts
 from hvd_order.planning.predict.workers.fit import fit_optimus_async, fit_pollux
+from hvd_order.planning.predict.workers.server_steps import ServerSteps
 from hvd_order.planning.predict.workers.throughput import (
     Cluster,
     predict_all_reduce,
@@ -238,6 +239,44 @@ def test_an_update_and_the_ends_of_a_connection_take_their_time() -> None:
     found = run(plain_step([4.0]), way, update_seconds=3.0, step_end=ended)
     assert found.step_ends_s[0] == [13.0, 26.0, 39.0]
     assert found.update_busy_s == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "update_s", "latency_s", "step_s"),
+    [
+        (1, 0.0, 0.0, 2 + 2 + 2),  # the server's link is shared by two: 2 s each way
+        (1, 0.5, 0.25, 2 + 2.25 + 0.5 + 2.25),
+        # The second tensor has come at 6; the server is at work on the first until 7.
+        (2, 3.0, 0.0, 2 + 2 + 3 + 3 + 2),
+    ],
+)
+def test_a_step_with_servers_by_hand(
+    tensors: int, update_s: float, latency_s: float, step_s: float
+) -> None:
+    names = tuple("ab"[:tensors])
+    graph = Graph(
+        tuple(GraphParameter(name, 64) for name in names),
+        (
+            GraphOp("forth", 1.0, reads=names),
+            GraphOp("back", 1.0, ("forth",), produces=names, phase="backward"),
+        ),
+    )
+    way = replace(policy("ordered"), latency_s=latency_s)
+    cluster = Cluster(64.0, pull=way, push=way, update_s=update_s)
+    steps = ServerSteps(WorkerStep(graph, [[1.0, 1.0]]), cluster, 2, 1, 8)
+    assert steps.steady_s == pytest.approx(step_s)
+    times = steps.times()
+    begin_s = times.begin_s
+    assert times.end_s - begin_s == pytest.approx(step_s)
+    # The next step has begun when this one's computation ended, and waits.
+    forth, back = times.ops
+    assert (forth.could_start_s, back.end_s) == pytest.approx((begin_s, times.end_s))
+    assert forth.wait_s == pytest.approx(step_s - 2)
+    last = times.before[-1]
+    assert (last.ready_s, last.finished_s) == pytest.approx((begin_s, forth.start_s))
+    up, down = times.links["worker 0 up"][-1], times.links["worker 0 down"][-1]
+    assert up[1] - up[0] == pytest.approx(2 * tensors)
+    assert down[1] - down[0] == pytest.approx(2)
 
 
 def test_answers_overlap_the_next_step() -> None:

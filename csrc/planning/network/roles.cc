@@ -1,4 +1,4 @@
-#include "planning/network/simulated_exchange.h"
+#include "planning/network/roles.h"
 
 #include <algorithm>
 #include <cmath>
@@ -45,29 +45,6 @@ Roles rolesOf(
     }
   }
   return roles;
-}
-
-SimulatedExchange::SimulatedExchange(
-    std::shared_ptr<const SliceLayout> layout,
-    const SimulatedExchangeOptions& options,
-    const std::vector<double>& linkCapacities,
-    Clock& clock,
-    std::vector<Device>& devices)
-    : layout_(std::move(layout)),
-      options_(options),
-      flows_(linkCapacities),
-      clock_(clock),
-      devices_(devices),
-      rounds_(layout_->slices().size()) {
-  const std::size_t recorded = options.steps - std::min(options.recordFrom, options.steps);
-  records_.resize(recorded * layout_->slices().size());
-}
-
-SliceRecord& SimulatedExchange::record(SliceIndex slice, std::uint32_t step) {
-  if (step < options_.recordFrom) {
-    return unrecorded_;
-  }
-  return records_[(step - options_.recordFrom) * layout_->slices().size() + slice];
 }
 
 } // namespace hvd_order::simulate
