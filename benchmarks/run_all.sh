@@ -93,7 +93,6 @@ fi
 record throughput engine.throughput --credit-mib 32
 record throughput-decisions engine.throughput --slice-mib 0.00390625 --total-mib 3.90625 \
   --credit-mib 0.015625
-record agreement engine.agreement --ranks 2
 record hosts hosts.main
 record scheduler_events engine.scheduler_events
 record scale engine.scale
@@ -115,7 +114,6 @@ record prediction-public planning.prediction.public
 record parameter_server-order servers --only ordered raw --rounds 6 --steps 8
 record parameter_server-straggler servers --only straggler --stragglers 1
 record parameter_server-elastic servers --only elastic --events 10
-record elastic torch.elastic
 record cluster-optimum cluster.optimum
 record cluster-utility cluster.utility
 record cluster-scale cluster.scale

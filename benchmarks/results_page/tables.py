@@ -96,7 +96,7 @@ def _language_loops(runs: Sequence[Document]) -> list[str]:
 
 
 def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
-    """Simulated jobs of 1,024 ranks or the most there are, then real ones on this machine."""
+    """Simulated jobs of 1,024 ranks or the most there are."""
     sizes = [row["ranks"] for run in runs for row in run.raw.get("steps", ())]
     most = 1024 if 1024 in sizes else max(sizes, default=0)
     steps = [
@@ -109,24 +109,11 @@ def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
         for row in run.raw.get("steps", ())
         if row["ranks"] == most
     ]  # fmt: skip
-    jobs = [
-        [ranks, f"{job['imported_s']:.1f}", f"{job['initialized_s']:.1f}",
-         f"{job['stepped_s']:.1f}",
-         f"{job['rss_bytes'] / 2**20:.0f}", f"{job['private_bytes'] / 2**20:.0f}",
-         f"{job['rank_0_threads']}, {job['last_rank_threads']}", run.commit]
-        for run in runs
-        for ranks, job in run.content["summary"].get("processes", {}).items()
-    ]  # fmt: skip
     return [
         f"Simulated, {most:,} ranks:",
         "",
         *table(steps, ("model, link", "agreement", "step ms", "added ms", "of the step",
                        "decision ms", "fan-out", "busiest rank's messages", "KiB", "commit")),
-        "",
-        "Real processes on this machine's cores:",
-        "",
-        *table(jobs, ("ranks", "imported s", "initialized s", "first step s", "resident MiB a rank",
-                      "private MiB a rank", "threads of rank 0, last", "commit")),
     ]  # fmt: skip
 
 

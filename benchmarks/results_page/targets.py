@@ -166,11 +166,6 @@ _TORCH = [
              ratio("seconds/hvd_order", "seconds/plain"), 1.01),
     _at_most("nodes", "resnet50, two ranks on one H100 / fastest other system",
              lambda document: _against(document, "resnet50"), 1.0),
-    _at_most("elastic", "a worker is killed: s to the next step",
-             computed(lambda raw: median_of([trial["restart_s"] for trial in raw["trials"]])),
-             None),
-    _at_most("elastic", "trials with lost or doubled steps",
-             computed(lambda raw: sum(not trial["right"] for trial in raw["trials"])), 0.0),
 ]  # fmt: skip
 
 
@@ -198,9 +193,6 @@ _ENGINE = [
                   median("rates", row("rows", policy=policy, slices=slices)), 1.0)
         for policy in ("priority", "planned") for slices in (100, 10_000, 100_000)
     ),
-    _at_most("agreement", "leader / DDP's order, 2 ranks on loopback",
-             ratio("ranks/2/steps/stragglers/none/seconds/leader",
-                   "ranks/2/steps/stragglers/none/seconds/like DDP"), None),
     _at_most("scale", "leader agreement / step, 1,024 simulated ranks, the worst case",
              computed(lambda raw: max(each["added_s"] / each["step_s"] for each in raw["steps"]
                                       if _LEADER_OF_1024.items() <= each.items())), 0.01),

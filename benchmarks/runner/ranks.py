@@ -14,12 +14,10 @@ from typing import Any
 import torch
 
 import hvd_order.torch as hvd
+from benchmarks.runner.question import WORKER_OPTION
 from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.job import process
 from hvd_order.launch.run import LaunchRequest, run
-
-WORKER_OPTION = "--worker"
-"""A script that is started with it is a rank; rank 0 writes its result to the named file."""
 
 
 def run_ranks(size: int, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Any:

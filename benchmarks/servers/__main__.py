@@ -19,8 +19,6 @@ from benchmarks.runner.records.record import (
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import turns
 from benchmarks.runner.workloads.profiles import PROFILES
-from benchmarks.servers.convergence import convergence
-from benchmarks.servers.divergence import divergence
 from benchmarks.servers.elastic import elastic
 from benchmarks.servers.placed_job import PlacedJob
 
@@ -90,17 +88,6 @@ def ordered(options: argparse.Namespace) -> dict[str, Any]:
         if name != "in order"
     }
     return {"raw": {"seconds": seconds, "wire_s": wire_s}, "summary": {"in_order_over": ratios}}
-
-
-def pulls(options: argparse.Namespace) -> dict[str, Any]:
-    """TicketQueue ahead of a more urgent slice, of 10,000."""
-    job = {"what": "pulls", "tensors": 200, "elements": 20_000, "transfers": 10_000}
-    knobs = {"HVD_ORDER_SLICE_BYTES": "64KiB", "HVD_ORDER_CREDIT_BYTES": "256KiB"}
-    with EmulatedHosts(count=4, rate_mbit=options.rate_mbit, **queues(options)) as hosts:
-        answer = PlacedJob(hosts, workers=2, servers=2).run(job, knobs)
-    print(f"pulls in order: {answer['inversions']} inversions in {answer['transfers']} transfers")
-    inversions = {name: answer[name] for name in ("inversions", "transfers")}
-    return {"raw": answer, "summary": inversions}
 
 
 _STRAGGLERS = [
@@ -186,14 +173,11 @@ def aggregation(options: argparse.Namespace) -> dict[str, Any]:
 _PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "raw": raw,
     "ordered": ordered,
-    "pulls": pulls,
     "straggler": straggler,
     "aggregation": aggregation,
-    "convergence": convergence,
     "elastic": elastic,
-    "divergence": divergence,
 }
-_LOCAL = {"convergence", "elastic"}  # need no emulated hosts
+_LOCAL = {"elastic"}  # needs no emulated hosts
 
 
 def main() -> int:
@@ -203,11 +187,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10, help="measured steps in each turn")
     parser.add_argument("--stragglers", type=int, default=4, help="the first so many of four")
-    parser.add_argument("--workers", type=int, default=4, help="convergence: workers")
-    parser.add_argument("--servers", type=int, default=2, help="convergence: servers")
-    parser.add_argument("--optimizers", nargs="+", choices=["adamw", "sgd"], default=["adamw"])
-    parser.add_argument("--train-steps", type=int, default=120, help="convergence: steps")
-    parser.add_argument("--seeds", type=int, default=2, help="convergence: seeds")
     parser.add_argument("--events", type=int, default=10, help="elastic: of each kind")
     add_queue_options(parser)
     add_out_option(parser)

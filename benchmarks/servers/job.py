@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import resource
 import statistics
@@ -79,37 +78,11 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def pulls(job: dict[str, Any]) -> dict[str, Any]:
-    """Pulls a model again and again; counts arrivals ahead of a more urgent slice."""
-    model = torch.nn.ParameterList(torch.ones(job["elements"]) for _ in range(job["tensors"]))
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    for _ in range(3):
-        optimizer.zero_grad()
-        sum(p.sum() for p in model).backward()  # type: ignore[union-attr]
-        optimizer.step()
-    optimizer.flush()
-    host = engine_host.running_host()
-    assert host is not None
-    (number,) = host.models
-    transfers = inversions = 0
-    while transfers < job["transfers"]:
-        hvd.barrier()
-        order = require_servers(host).transport.pull(number, 1, 60.0)
-        owners = [owner for owner, _ in require_servers(host).transport.places(number)]
-        transfers += len(order)
-        # Lines of different servers are apart: a line is in order or not.
-        for server in set(owners):
-            line = [s for s in order if owners[s] == server]
-            inversions += sum(a > b for a, b in itertools.pairwise(line))
-    return {"transfers": transfers, "inversions": inversions}
-
-
 def main() -> None:
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     hvd.init()
-    answer = {"raw": raw, "steps": steps, "pulls": pulls}[job["what"]](job)
+    answer = {"raw": raw, "steps": steps}[job["what"]](job)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     answer["cpu_s"] = usage.ru_utime + usage.ru_stime
     if hvd.rank() == 0:
