@@ -44,21 +44,6 @@ def whole(document: Document) -> Any:
     return document.raw
 
 
-def row(rows: str, settings: dict[str, Any] | None = None, **fields: Any) -> Part:
-    """The first of ``raw[rows]`` with these fields, in files of runs with these settings."""
-
-    def part(document: Document) -> Any:
-        for name, value in (settings or {}).items():
-            if document.content["settings"].get(name) != value:
-                raise LookupError(name)
-        for each in document.raw[rows]:
-            if all(each.get(name) == value for name, value in fields.items()):
-                return each
-        raise LookupError(rows)
-
-    return part
-
-
 @dataclass(frozen=True)
 class CellOf:
     """Which cell of the side-by-side benchmark; runs with slices set by hand do not count."""
@@ -96,9 +81,19 @@ class CellOf:
 
 
 def at(part: Any, path: str) -> Any:
-    """What lies at a path of keys, "systems/ddp/seconds"."""
+    """What lies at a path of keys, "systems/ddp/seconds".
+
+    "rows/ranks=2,model=linear8" is the first of the rows with these fields.
+    """
     for name in path.split("/"):
-        part = part[name]
+        if isinstance(part, list):
+            wanted = [pair.split("=", 1) for pair in name.split(",")]
+            rows = [row for row in part if all(str(row.get(k)) == v for k, v in wanted)]
+            if not rows:
+                raise LookupError(name)
+            part = rows[0]
+        else:
+            part = part[name]
     return part
 
 
@@ -129,11 +124,16 @@ def median(path: str, of: Part = whole, per: str | None = None) -> Find:
     return find
 
 
-def computed(value: Callable[[Any], float | Found], of: Part = whole) -> Find:
-    """What a function makes of the part: a number, or one with its interval."""
+def value(path: str, reduce: Callable[[Any], float | Found] = float) -> Find:
+    """What a function makes of what lies at a path of the raw data, or behind "summary/".
+
+    It gives a number, or one with its interval.
+    """
 
     def find(document: Document) -> Found:
-        found = value(of(document))
+        of, _, rest = path.partition("/")
+        part = at(document.content if of == "summary" else document.raw, path if rest else of)
+        found = reduce(part)
         return found if isinstance(found, tuple) else (found, found, found)
 
     return find
@@ -156,9 +156,8 @@ def over_bounds(over: str, under: str, of: Part) -> Find:
     return find
 
 
-def over_better_plain(result: Any) -> Found:
+def over_better_plain(seconds: Any) -> Found:
     """Throughput of leader agreement over that of the better plain variant."""
-    seconds = result["seconds"]
     better = min(("plain window", "plain at once"), key=lambda n: statistics.median(seconds[n]))
     found = paired_ratio(seconds[better], seconds["leader"])
     return found.median, found.low, found.high
@@ -173,6 +172,28 @@ def longest_pause(part: Any) -> float:
         if any(begin + seconds >= first and begin <= last for _, first, last in part["events"])
     )
     return float(longest - statistics.median(seconds for _, seconds in steps))
+
+
+def largest_error(runs: Any) -> float:
+    """The largest ``error`` of some runs, of either sign."""
+    return max(abs(run["error"]) for run in runs)
+
+
+def share_of_bound(part: Any) -> Found:
+    """Of the setting that is the fastest in the median."""
+    fastest = min(part["seconds"].values(), key=statistics.median)
+    return median_of([part["bound_s"] / seconds for seconds in fastest])
+
+
+def balanced(runs: Any) -> Found:
+    """Step of the even split over that of slices that move, both in the steady state."""
+    even = statistics.median(runs["even"]["seconds"][4:])
+    return median_of([even / seconds for seconds in runs["balanced"]["seconds"][24:]])
+
+
+def spread(values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> Found:
+    """The middle of some draws, with the least and the most."""
+    return middle(values), min(values), max(values)
 
 
 # ---- figures of several files ----

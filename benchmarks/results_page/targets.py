@@ -6,8 +6,9 @@ Each is a text, where its figure lies in the result files of a benchmark, and a 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.results_page.documents import Document
@@ -17,17 +18,19 @@ from benchmarks.results_page.measures import (
     Find,
     Found,
     Measure,
-    computed,
+    balanced,
     failed_gpu_checks,
+    largest_error,
     longest_pause,
     median,
-    median_of,
     newest,
     over_better_plain,
     over_bounds,
     ratio,
-    row,
+    share_of_bound,
+    spread,
     throughput_error,
+    value,
 )
 
 
@@ -52,8 +55,19 @@ class Target:
         return self.measure([d for d in documents if d.content["benchmark"] == self.benchmark])
 
 
-def _at_most(benchmark: str, text: str, find: Find, limit: float | None, cause: str = "") -> Target:
-    return Target(benchmark, text, newest(find), None if limit is None else Bound(limit), cause)
+def _at_most(
+    benchmark: str, text: str, find: Find, limit: float | None, cause: str = "", **when: Any
+) -> Target:
+    """The newest figure of runs with these settings."""
+    found = partial(_of_runs, find, when) if when else find
+    return Target(benchmark, text, newest(found), None if limit is None else Bound(limit), cause)
+
+
+def _of_runs(find: Find, when: dict[str, Any], document: Document) -> Found:
+    for name, wanted in when.items():
+        if document.content["settings"].get(name) != wanted:
+            raise LookupError(name)
+    return find(document)
 
 
 def _at_least(benchmark: str, text: str, find: Find, limit: float, cause: str = "") -> Target:
@@ -109,7 +123,47 @@ _TENSORFLOW = CellOf("resnet50", framework="tensorflow")
 # What another program found with the volume of a ring (benchmarks/planning/prediction).
 _OF_A_RING = {"imagenet": 0.081, "cifar10": 0.099, "deepspeech2": 0.153, "yolov3": 0.36,
               "bert": 0.46, "ncf": 0.61}  # fmt: skip
-_LEADER_OF_1024 = {"ranks": 1024, "agreement": "leader"}
+
+
+# ---- what some of them make of a part of the data ----
+
+
+def _share(system: str, ddp: str, quantity: str, systems: Any) -> float:
+    ours, theirs = (systems[name][quantity] for name in (system, ddp))
+    return statistics.median(ours) / statistics.median(theirs)
+
+
+def _with_interval(found: Any) -> Found:
+    return found["median"], found["low"], found["high"]
+
+
+def _added_by_leader(steps: Any) -> float:
+    return max(each["added_s"] / each["step_s"] for each in steps
+               if each["ranks"] == 1024 and each["agreement"] == "leader")  # fmt: skip
+
+
+def _slowest(shares: Any) -> float:
+    return min(min(each) for each in shares.values())
+
+
+def _step_error(kind: str, reduce: Callable[[Sequence[float]], float], rows: Any) -> float:
+    errors = [abs(each["measured_s"] / each["predicted_s"] - 1)
+              for each in rows if each.get("kind") == kind]  # fmt: skip
+    if not errors:
+        raise LookupError(kind)
+    return reduce(errors)
+
+
+def _over_oasis(worth: Any) -> Found:
+    pairs = zip(worth["pd-ors"], worth["oasis"], strict=True)
+    return spread([ours / theirs for ours, theirs in pairs], statistics.median)
+
+
+def _mean(values: Any) -> Found:
+    return spread(values, statistics.fmean)
+
+
+# ---- the targets ----
 
 _SIDE_BY_SIDE = [
     *(_cell(_OVER + text, _over_optimum(cell), limit, why)
@@ -142,8 +196,9 @@ _SIDE_BY_SIDE = [
 _TORCH = [
     *(
         _at_most("one_host", f"hvd_order / DDP, {ranks} ranks of one machine: {model}",
-                 ratio("systems/hvd_order/seconds", "systems/ddp/seconds",
-                       row("rows", {"model": model}, ranks=ranks), by_turn=True), 1.01)
+                 ratio(f"rows/ranks={ranks}/systems/hvd_order/seconds",
+                       f"rows/ranks={ranks}/systems/ddp/seconds", by_turn=True), 1.01,
+                 model=model)
         for model, ranks in (("linear8", 2), ("linear8", 4), ("linear8", 8), ("linear8", 16),
                              ("demo_gpt", 2), ("small_cnn", 2))
     ),
@@ -154,10 +209,9 @@ _TORCH = [
         for system, ddp in (("sharded", "ddp"), ("sharded, bfloat16", "ddp, bfloat16"))
         for text, find, limit in (
             ("step", ratio(f"systems/{system}/seconds", f"systems/{ddp}/seconds"), 1.0),
-            ("bytes sent", computed(lambda raw, s=system, d=ddp: _share(raw, s, d, "sent_bytes")),
-             None),
-            ("state on a rank",
-             computed(lambda raw, s=system, d=ddp: _share(raw, s, d, "state_bytes")), 0.27),
+            ("bytes sent", value("systems", partial(_share, system, ddp, "sent_bytes")), None),
+            ("state on a rank", value("systems", partial(_share, system, ddp, "state_bytes")),
+             0.27),
         )
     ),
     _at_most("sharded", "hvd_order with GradScaler / DDP, AdamW, clipped, 4 hosts: step",
@@ -165,37 +219,23 @@ _TORCH = [
     _at_most("overhead", "one rank: step / plain optimizer",
              ratio("seconds/hvd_order", "seconds/plain"), 1.01),
     _at_most("nodes", "resnet50, two ranks on one H100 / fastest other system",
-             lambda document: _against(document, "resnet50"), 1.0),
+             value("summary/rows/model=resnet50/against/ratio", _with_interval), 1.0),
 ]  # fmt: skip
-
-
-def _share(raw: Any, system: str, ddp: str, quantity: str) -> float:
-    ours, theirs = (raw["systems"][name][quantity] for name in (system, ddp))
-    return statistics.median(ours) / statistics.median(theirs)
-
-
-def _against(document: Document, model: str) -> Found:
-    for summary in document.content["summary"]["rows"]:
-        if summary["model"] == model and "against" in summary:
-            found = summary["against"]["ratio"]
-            return found["median"], found["low"], found["high"]
-    raise LookupError(model)
 
 
 _ENGINE = [
     *(
         _at_least("throughput", f"leader / plain all-reduce, slices of {size:g} MiB",
-                  computed(over_better_plain, row("results", slice_mib=size)), 0.95)
+                  value(f"results/slice_mib={size}/seconds", over_better_plain), 0.95)
         for size in (0.5, 1.0, 2.0, 4.0, 8.0)
     ),
     *(
         _at_least("scheduler_events", f"million events a second, {policy}, {slices:,} slices",
-                  median("rates", row("rows", policy=policy, slices=slices)), 1.0)
+                  median(f"rows/policy={policy},slices={slices}/rates"), 1.0)
         for policy in ("priority", "planned") for slices in (100, 10_000, 100_000)
     ),
     _at_most("scale", "leader agreement / step, 1,024 simulated ranks, the worst case",
-             computed(lambda raw: max(each["added_s"] / each["step_s"] for each in raw["steps"]
-                                      if _LEADER_OF_1024.items() <= each.items())), 0.01),
+             value("steps", _added_by_leader), 0.01),
     *(
         _at_most("device_wait", f"test device, {text}: step / optimum",
                  ratio(f"seconds/{wait}", "optimum_s"), limit)
@@ -207,8 +247,7 @@ _ENGINE = [
         )
     ),
     _at_least("hosts", "slowest link / what TCP can carry, 1 Gbit/s",
-              lambda document: _all_alike(min(min(each) for each in document.content["summary"]
-                                              ["share_of_bound"].values())), 0.99),
+              value("summary/share_of_bound", _slowest), 0.99),
     *(
         _at_most("before_after", f"cost / cost before: {benchmark}",
                  ratio(f"costs/{benchmark}/now", f"costs/{benchmark}/before"), 1.01)
@@ -219,24 +258,12 @@ _ENGINE = [
 ]  # fmt: skip
 
 
-def _all_alike(value: float) -> Found:
-    return value, value, value
-
-
-def _step_errors(raw: Any, kind: str) -> list[float]:
-    errors = [abs(each["measured_s"] / each["predicted_s"] - 1)
-              for each in raw["rows"] if each.get("kind") == kind]  # fmt: skip
-    if not errors:
-        raise LookupError(kind)
-    return errors
-
-
 _PLANNING = [
     _at_most("simulate", "1,000 steps of BERT-large, leader, s",
              median("seconds/leader, 8 equal ranks (the target's case)"), 1.0),
     *(
         _at_most("simulate", f"predicted step of {kind}: {text}",
-                 computed(lambda raw, k=kind, s=summary: s(_step_errors(raw, k))), limit)
+                 value("rows", partial(_step_error, kind, summary)), limit)
         for kind in ("ddp", "hvd_order")
         for text, summary, limit in (("median error", statistics.median, 0.05),
                                      ("largest error", max, 0.10))
@@ -256,8 +283,8 @@ _PLANNING = [
     *(
         _at_most("prediction",
                  f"step of Pollux' {application}, fitted to 1-2 nodes, on 6 to 16: median error",
-                 computed(lambda raw, a=application: statistics.median(
-                     raw["published"][a]["1-2 -> 6-16"]["shared link"])), limit)
+                 value(f"published/{application}/1-2 -> 6-16/shared link", statistics.median),
+                 limit)
         for application, limit in _OF_A_RING.items()
     ),
     _at_most("prediction", "64 workers, 4 servers, 1,000 steps each, s",
@@ -266,7 +293,7 @@ _PLANNING = [
       for name, key, limit in (("TIC", "tic", 0.1), ("TAC", "tac", 1.0),
                                ("search", "search", 1.0))),
     *(_at_most("planning", f"search / shortest of all orders, random graphs, {text}",
-               computed(lambda raw, s=summary: s(raw["over_best"]["search"])), limit)
+               value("over_best/search", summary), limit)
       for text, summary, limit in (("mean", statistics.mean, 1.002), ("worst", max, 1.02))),
 ]  # fmt: skip
 
@@ -276,55 +303,36 @@ _SERVERS = [
     _at_most("parameter_server", "step in order / busiest line's transfers, resnet50",
              median("ordered/seconds/in order", per="ordered/wire_s",), 1.10),
     _at_least("parameter_server", "raw push and pull / full-duplex bound",
-              computed(lambda raw: median_of([
-                  raw["raw"]["bound_s"] / seconds
-                  for seconds in min(raw["raw"]["seconds"].values(), key=statistics.median)
-              ])), 0.9),
+              value("raw", share_of_bound), 0.9),
     _at_least("parameter_server", "one of four lines at a quarter: even split / balanced",
-              computed(lambda raw: _balanced(raw["straggler"]["densenet121, slow line"])), 2.9),
+              value("straggler/densenet121, slow line", balanced), 2.9),
     _at_most("parameter_server", "longest pause when a server comes, goes or dies, s",
-             computed(lambda raw: longest_pause(raw["elastic"])), 2.0),
+             value("elastic", longest_pause), 2.0),
 ]  # fmt: skip
-
-
-def _balanced(runs: Any) -> Found:
-    """Both in the steady state."""
-    even = statistics.median(runs["even"]["seconds"][4:])
-    return median_of([even / seconds for seconds in runs["balanced"]["seconds"][24:]])
 
 
 _CLUSTER = [
     _at_most("cluster", "simulated / real mean completion time, six jobs, worst error",
-             computed(lambda raw: max(abs(run["error"]) for run in raw["runs"]),
-                      lambda document: row("runs", {"scale": 1.0})(document) and document.raw),
-             0.05),
+             value("runs", largest_error), 0.05, scale=1.0),
     _at_least("cluster", "jobs a second, first in, first out",
-              computed(lambda raw: 100_000 / raw["fifo, 100000 jobs"]["seconds"]), 2000),
+              value("fifo, 100000 jobs/seconds", lambda seconds: 100_000 / seconds), 2000),
     _at_most("cluster", "PD-ORS, 100 machines, 20 slots: s a job",
-             computed(lambda raw: raw["pd-ors, rounding, 100 machines"]["seconds_a_job"]), 0.5),
+             value("pd-ors, rounding, 100 machines/seconds_a_job"), 0.5),
     _at_most("cluster", "PD-ORS / offline optimum, 1,000 small instances, mean",
-             computed(lambda raw: statistics.fmean(raw["worth over the optimum"])), None),
+             value("worth over the optimum", statistics.fmean), None),
     *(
         _at_most("cluster", f"utility of PD-ORS / OASiS: {cell}",
-                 computed(lambda raw, c=cell: _spread([
-                     p / o for p, o in zip(raw["utility"][c]["pd-ors"], raw["utility"][c]["oasis"],
-                                           strict=True)
-                 ], statistics.median)), None)
+                 value(f"utility/{cell}", _over_oasis), None)
         for cell in ("50 machines, 50 jobs", "50 machines, 50 jobs, links within x1")
     ),
     *(
         _at_most("cluster", f"Pollux' workload 6, mean completion, s: {policy}",
-                 computed(lambda raw, p=policy: raw["tiresias"] and _spread(
-                     raw[p]["completion_mean_s"], statistics.fmean)), None)
+                 value(f"{policy}/completion_mean_s", _mean), None)
         for policy in ("fifo", "optimus", "tiresias", "ones")
     ),
     *(_at_most("install", f"into an empty container: {step}, s", median(f"seconds/{step}"), None)
       for step in ("wheel", "doctor", "two ranks")),
 ]  # fmt: skip
-
-
-def _spread(values: list[float], middle: Callable[[list[float]], float]) -> Found:
-    return middle(values), min(values), max(values)
 
 
 TARGETS = [*_SIDE_BY_SIDE, *_TORCH, *_ENGINE, *_PLANNING, *_SERVERS, *_CLUSTER]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.results_page.documents import Documents
 from benchmarks.results_page.pictures.style import NAMES, save
+from benchmarks.runner.cells.pictures import draw_step
 
 _MODELS = ("densenet121", "resnet50")  # the first that is on file; its step is the shortest
 
@@ -35,7 +35,7 @@ def _draw(cell: dict[str, Any], systems: tuple[str, str], path: Path) -> None:
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(9, 3.6))
     end_s = max(cell["recorded"][system]["step_s"] for system in systems)
     for system, at in zip(systems, axes, strict=True):
-        _draw_step(at, cell["recorded"][system], cell["setting"]["rate_mbit"])
+        draw_step(at, cell["recorded"][system], cell["setting"]["rate_mbit"])
         at.set_title(NAMES[system], fontsize=9, loc="left")
     axes[1].set_xlim(0, 1.25 * end_s)
     axes[1].set_xlabel("seconds from the start of the step on rank 0")
@@ -45,16 +45,3 @@ def _draw(cell: dict[str, Any], systems: tuple[str, str], path: Path) -> None:
         "forward. Orange: backward. Grey: link. Black: end of the step", fontsize=9,
     )  # fmt: skip
     save(figure, path)
-
-
-def _draw_step(axes: Any, recorded: dict[str, Any], rate_mbit: float) -> None:
-    for _, kind, begin, end in recorded["layers"]:
-        colour = "C0" if kind == "forward" else "C1"
-        axes.broken_barh([(begin, end - begin)], (1.1, 0.8), color=colour, linewidth=0.2)
-    samples = recorded["sent"]
-    times = [at for at, _ in samples[1:]]
-    used = [8 * (b - a) / ((t - s) * rate_mbit * 1e6) for (s, a), (t, b) in pairwise(samples)]
-    axes.fill_between(times, [min(1.0, u) for u in used], color="grey", step="pre")
-    axes.axvline(recorded["step_s"], color="black", linewidth=1)
-    axes.set_yticks([0.5, 1.5], ["link", "layers"], fontsize=8)
-    axes.set_ylim(0, 2)

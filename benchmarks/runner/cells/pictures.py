@@ -38,8 +38,8 @@ def draw_steps(cell: CellResult, path: Path) -> None:
     names = [name for name in cell.recorded if name != "local"]
     figure, axes = plt.subplots(len(names), 1, sharex=True, figsize=(10, 1.6 * len(names)))
     for name, at in zip(names, [axes] if len(names) == 1 else axes, strict=True):
-        _draw_step(at, cell.recorded[name], cell.setting.rate_mbit)
-        at.set_ylabel(name, rotation=0, ha="right", fontsize=8)
+        draw_step(at, cell.recorded[name], cell.setting.rate_mbit)
+        at.set_title(name, fontsize=9, loc="left")
     figure.suptitle(
         f"{cell.setting.label}: rank 0, one step (blue forward, orange backward, grey: use of the "
         "link)", fontsize=9,
@@ -48,7 +48,8 @@ def draw_steps(cell: CellResult, path: Path) -> None:
     _save(figure, path)
 
 
-def _draw_step(axes: Any, recorded: dict[str, Any], rate_mbit: float) -> None:
+def draw_step(axes: Any, recorded: dict[str, Any], rate_mbit: float) -> None:
+    """A recorded step: layers above, use of the link below."""
     for _, kind, begin, end in recorded["layers"]:
         color, lane = ("C0", 1.1) if kind == "forward" else ("C1", 1.1)
         axes.broken_barh([(begin, end - begin)], (lane, 0.8), color=color, linewidth=0.2)
@@ -57,7 +58,7 @@ def _draw_step(axes: Any, recorded: dict[str, Any], rate_mbit: float) -> None:
     used = [8 * (b - a) / ((t - s) * rate_mbit * 1e6) for (s, a), (t, b) in pairwise(samples)]
     axes.fill_between(times, [min(1.0, u) for u in used], color="grey", step="pre")
     axes.axvline(recorded["step_s"], color="black", linewidth=1)
-    axes.set_yticks([])
+    axes.set_yticks([0.5, 1.5], ["link", "layers"], fontsize=8)
     axes.set_ylim(0, 2)
 
 
