@@ -84,6 +84,12 @@ class Fleet:
                 raise self._failure(rank, f"{self._end(rank)} before {do!r}") from None
         return self._answers(timeout_s, do)
 
+    def wire_s(self, size_bytes: int, rounds: int) -> list[float]:
+        """Seconds of all-reduces of so many bytes on the slowest rank when nothing else runs."""
+        with self.awake():
+            answers = self("wire", size_bytes=size_bytes, rounds=rounds)
+        return [max(seconds) for seconds in zip(*answers, strict=True)]
+
     def _answers(self, timeout_s: float, do: str = "start") -> list[Any]:
         answers = []
         for rank, process in enumerate(self._ranks):

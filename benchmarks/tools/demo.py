@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.hosts import EmulatedHosts, why_not
-from benchmarks.runner.cells.cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
+from benchmarks.runner.cells.cell import CellResult, MemoryIsShort, Setting, run_cell
+from benchmarks.runner.cells.contestant import Contestant
 from benchmarks.runner.cells.pictures import draw_steps
 from benchmarks.runner.fleet import RankFailed
 from benchmarks.runner.places import Place, emulated_hosts

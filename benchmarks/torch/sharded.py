@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from typing import Any
 
+from benchmarks.runner.cells.contestant import Contestant, compare
 from benchmarks.runner.places import emulated_hosts
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.records.summary import paired_ratio
-from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.workloads.build import size_bytes
 
-_FIRST_STEPS = 4
-_WARM_UP = 2
 _LOOP = {"max_norm": 1.0, "adamw": True}
 _ENV = {"env": {"HVD_ORDER_TUNE": "0"}}
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,40 +26,29 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 """The system of each, and what its loop has beside AdamW and clipping."""
 
 
-def main() -> None:
-    options = _options()
-    found = started()
-    measured = _measure(options)
-    summary = _summary(measured)
-    write_record("sharded", found, settings_of(options), measured, summary, options.out)
-
-
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Every system's steps, in turns; each has ranks of its own, asleep in the others' turns."""
+def measure(options: argparse.Namespace) -> Answer:
     with emulated_hosts(options.hosts, options.rate_mbit) as place:
-        first = place.fleet()
-        with first.awake():
-            times = first("wire", size_bytes=size_bytes(options.model), rounds=3)
-        wire_s = statistics.median(max(seconds) for seconds in zip(*times, strict=True))
-        jobs, measured, state = {}, {}, {}
+        wire_s = statistics.median(place.fleet().wire_s(size_bytes(options.model), rounds=3))
+        contestants = []
         for name in options.systems:
             system, own = SYSTEMS[name]
             bucket = {"bucket_mib": options.bucket_mib} if system == "ddp" else {}
-            jobs[name] = fleet = place.fleet()
-            with fleet.awake():
-                fleet("build", job=name, system=system, model=options.model,
-                      compute_s=[options.ratio * wire_s] * options.hosts,
-                      options={**_LOOP, **bucket, **own})  # fmt: skip
-                measured[name] = Measured(fleet("settle", job=name, at_least=_FIRST_STEPS)[0])
-                state[name] = fleet("state_bytes", job=name)
-        measure_in_turns(jobs, measured, options.rounds, options.steps, _WARM_UP)
-    systems = {name: {**one.to_json(), "state_bytes": state[name]}
-               for name, one in measured.items()}  # fmt: skip
-    return {"wire_s": wire_s, "systems": systems}
+            contestants.append(Contestant(name, system, place.fleet(), {**_LOOP, **bucket, **own}))
+        measured = compare(
+            contestants, options.model, [options.ratio * wire_s] * options.hosts, first_steps=4,
+            rounds=options.rounds, steps=options.steps, warm_up=2,
+        )  # fmt: skip
+        systems = {}
+        for one in contestants:
+            with one.fleet.awake():
+                state = one.fleet("state_bytes", job=one.name)
+            systems[one.name] = {**measured[one.name].to_json(), "state_bytes": state}
+    summary = {"wire_s": wire_s, "systems": _summary(systems)}
+    return Answer({"wire_s": wire_s, "systems": systems}, summary)
 
 
-def _summary(measured: dict[str, Any]) -> dict[str, Any]:
-    systems = measured["systems"]
+def _summary(systems: dict[str, Any]) -> dict[str, Any]:
+    """Medians, and ratios to DDP with weights of the same kind."""
     found: dict[str, Any] = {}
     for name, one in systems.items():
         narrow = name.endswith("bfloat16")
@@ -77,23 +64,20 @@ def _summary(measured: dict[str, Any]) -> dict[str, Any]:
             "state_bytes": max(one["state_bytes"]),
             "state_of_ddp": max(one["state_bytes"]) / max(base["state_bytes"]),
         }
-    return {"wire_s": measured["wire_s"], "systems": found}
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="resnet50", help="an emulated one")
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rate-mbit", type=float, default=1000.0)
-    parser.add_argument("--ratio", type=float, default=1.0,
-                        help="computation over the communication of float32")  # fmt: skip
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--bucket-mib", type=float, default=2.0, help="of DDP")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5)
-    add_out_option(parser)
-    return parser.parse_args()
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "sharded", __doc__, measure,
+        option("--model", "resnet50", "an emulated one"),
+        option("--hosts", 4),
+        option("--rate-mbit", 1000.0),
+        option("--ratio", 1.0, "computation over the communication of float32"),
+        option("--systems", list(SYSTEMS), choices=list(SYSTEMS)),
+        option("--bucket-mib", 2.0, "of DDP"),
+        option("--rounds", 3),
+        option("--steps", 5),
+        on_hosts=True,
+        quick={"hosts": 2, "rate_mbit": 4000.0, "rounds": 1, "steps": 2},
+    ))  # fmt: skip

@@ -8,36 +8,26 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import EmulatedHosts, why_not
+from benchmarks.hosts import EmulatedHosts
 from benchmarks.runner.cells.bounds import ClipBounds
-from benchmarks.runner.cells.cell import (
-    DDP_BUCKETS_MIB,
-    CellResult,
-    Contestant,
-    MemoryIsShort,
-    Setting,
-    run_cell,
-)
+from benchmarks.runner.cells.cell import CellResult, MemoryIsShort, Setting, run_cell
+from benchmarks.runner.cells.contestant import DDP_BUCKETS_MIB, VARIANTS, Contestant
 from benchmarks.runner.cells.pictures import draw_bars, draw_steps
 from benchmarks.runner.fleet import Fleet, RankFailed
 from benchmarks.runner.places import Place, emulated_hosts
-from benchmarks.runner.records.environment import ROOT, commit_of, started
-from benchmarks.runner.records.record import (
-    DEFAULT_FOLDER,
-    add_out_option,
-    settings_of,
-    write_record,
-)
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.records.environment import commit_of
+from benchmarks.runner.records.record import DEFAULT_FOLDER
 from benchmarks.runner.workloads.build import MODELS, is_real
 
 SYSTEMS = {
     "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "fsdp2", "horovod",
-              "hvd_order", "hvd_order_planned", "hvd_order_on_horovod"],
+              "hvd_order_planned", *VARIANTS],
     "tensorflow": ["mirrored", "horovod", "hvd_order"],
 }  # fmt: skip
 PEERS = {
@@ -46,13 +36,7 @@ PEERS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = _options(argv)
-    reason = why_not()
-    if reason:
-        print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
-        return 2
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     cells: list[CellResult] = []
     failed = []
     settings = [
@@ -74,14 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (RankFailed, MemoryIsShort) as error:
             print(f"\n{error}", file=sys.stderr)
             failed.append(str(error))
-    if cells:
-        _write(found, cells, options)
-    for cell in cells:
-        if not cell.same_weights:
-            failed.append(f"{cell.setting}: the systems ended with different weights")
-    for line in failed:
-        print(f"FAILED: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    if not cells:
+        raise RankFailed("; ".join(failed))
+    draw_bars(_bars(cells), "step time / optimum", DEFAULT_FOLDER / f"{options.name}_bars.png")
+    draw_steps(cells[0], DEFAULT_FOLDER / f"{options.name}_step.png")
+    print(f"pictures: out/results/{options.name}_*.png")
+    failed += [f"{cell.setting}: the systems ended with different weights"
+               for cell in cells if not cell.same_weights]  # fmt: skip
+    return Answer(
+        {"cells": [cell.to_json() for cell in cells]},
+        {"cells": [cell.summary() for cell in cells]},
+        {"before": commit_of(options.before)[0]} if options.before else {},
+        "; ".join(failed),
+        options.name,
+    )
 
 
 def _run_group(
@@ -115,34 +105,25 @@ def _torch(
 ) -> list[Contestant]:
     """PyTorch's systems that were asked for, with their ranks."""
     knobs = dict(pair.split("=", 1) for pair in options.env)
-
-    def ours(name: str, more: Mapping[str, str] | None = None, tree: Path = ROOT) -> Contestant:
-        # Knobs are read once a process, so each has ranks of its own.
-        fleet = place.fleet(tree=tree)
-        return Contestant(name, "hvd_order", fleet, {"env": {**knobs, **(more or {})}})
-
     contestants = []
     for name in options.systems:
         if name == "horovod":
             contestants.append(Contestant(name, name, place.horovod_fleet("horovod", {})))
-        elif name == "hvd_order":
-            contestants.append(ours(name))
+        elif name in VARIANTS:
+            contestants.append(Contestant.variant(name, place, knobs, options.before))
         elif name == "no_waiting_halves":
             contestants.append(Contestant(name, name, place.fleet()))
-        elif name == "hvd_order_on_horovod":
-            contestants.append(ours(name, {"HVD_ORDER_TRANSPORT": "horovod"}))
         elif name == "hvd_order_planned":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
-            contestants.append(ours(name, {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}))
+            plan = {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
+            contestants.append(Contestant.variant(name, place, {**knobs, **plan}))
         else:
             contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet,
                                           buckets_mib=options.buckets_mib))  # fmt: skip
-    if options.before:
-        contestants.append(ours("before", tree=options.before.resolve()))
     for point in options.sweep:
         slice_bytes, _, credit_bytes = point.partition("/")
         sizes = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
-        contestants.append(ours(point, sizes))
+        contestants.append(Contestant.variant(point, place, {**knobs, **sizes}))
     return contestants
 
 
@@ -188,22 +169,6 @@ def _clip_line(cell: CellResult, bounds: ClipBounds) -> str:
     return text
 
 
-def _write(found: dict[str, Any], cells: list[CellResult], options: argparse.Namespace) -> None:
-    name = options.name
-    settings = settings_of(options)
-    if options.before:
-        settings["before"] = commit_of(options.before)[0]
-    write_record(
-        "side_by_side", found, settings, {"cells": [cell.to_json() for cell in cells]},
-        {"cells": [cell.summary() for cell in cells]},
-        options.out or DEFAULT_FOLDER / f"{name}.json",
-    )  # fmt: skip
-    folder = DEFAULT_FOLDER
-    draw_bars(_bars(cells), "step time / optimum", folder / f"{name}_bars.png")
-    draw_steps(cells[0], folder / f"{name}_step.png")
-    print(f"pictures: out/results/{name}_*.png")
-
-
 def _bars(cells: list[CellResult]) -> dict[str, dict[str, float]]:
     """Step time over optimum, by cell and system."""
     return {
@@ -215,39 +180,7 @@ def _bars(cells: list[CellResult]) -> dict[str, dict[str, float]]:
     }
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="hvd-order bench", description=__doc__.partition(" See")[0] if __doc__ else None
-    )
-    parser.add_argument("--quick", action="store_true",
-                        help="two small cells: shows that all works, not how fast")  # fmt: skip
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet50"])
-    parser.add_argument("--hosts", nargs="+", type=int, default=[2])
-    parser.add_argument("--rate-mbit", nargs="+", type=float, default=[1000.0])
-    parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
-                        help="computation over communication, of emulated models")  # fmt: skip
-    parser.add_argument("--late", type=float, default=1.0, metavar="FACTOR",
-                        help="the last host computes for so many times as long")  # fmt: skip
-    parser.add_argument("--clip", nargs="?", type=float, const=1.0, metavar="NORM",
-                        help="every system clips all gradients to this global norm in every step; "
-                        "1 if none is named")  # fmt: skip
-    parser.add_argument("--framework", choices=list(SYSTEMS), default="torch")
-    parser.add_argument("--systems", nargs="+", metavar="SYSTEM",
-                        help="; ".join(f"{framework}: {', '.join(names)}"
-                                       for framework, names in SYSTEMS.items()))  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
-    parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
-    parser.add_argument("--buckets-mib", nargs="+", type=float, default=list(DDP_BUCKETS_MIB),
-                        metavar="MIB", help="of which tuned DDP takes the best")  # fmt: skip
-    parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",
-                        help="knobs of hvd_order")  # fmt: skip
-    parser.add_argument("--sweep", nargs="+", default=[], metavar="SLICE/CREDIT",
-                        help="hvd_order with these sizes as well, say 1MiB/2MiB")  # fmt: skip
-    parser.add_argument("--before", type=Path, metavar="TREE",
-                        help="hvd_order of another built checkout as well")  # fmt: skip
-    parser.add_argument("--name", default="side_by_side", help="of the files in out/results")
-    add_out_option(parser)
-    options = parser.parse_args(argv)
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     known = SYSTEMS[options.framework]
     options.systems = options.systems or list(PEERS[options.framework])
     for name in options.systems:
@@ -268,14 +201,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error("hvd_order's ranks make the local steps; name it among --systems")
         if options.sweep or any(is_real(model) for model in options.models):
             parser.error("with --framework tensorflow: no --sweep, and emulated models alone")
-    if options.quick:
-        options.models, options.rounds, options.steps = ["resnet50", "densenet121"], 1, 3
-        options.systems = ["ddp", "hvd_order"]
+    if options.before and "before" not in options.systems:
+        options.systems.append("before")
+    if "before" in options.systems and not options.before:
+        parser.error("'before' needs --before TREE")
     if "horovod" in options.systems and not _has_horovod(options.framework):
         print(f"Horovod for {options.framework} is not installed and left out; 'make horovod' "
               "builds it", file=sys.stderr)  # fmt: skip
         options.systems.remove("horovod")
-    return options
 
 
 def _has_horovod(framework: str) -> bool:
@@ -283,6 +216,37 @@ def _has_horovod(framework: str) -> bool:
     if found is None or found.origin is None:
         return False
     return any((Path(found.origin).parent / framework).glob("mpi_lib*.so"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return ask(
+        "side_by_side", __doc__, measure,
+        option("--models", ["resnet50"], choices=MODELS),
+        option("--hosts", [2]),
+        option("--rate-mbit", [1000.0]),
+        option("--ratio", [1.0], "computation over communication, of emulated models"),
+        option("--late", 1.0, "the last host computes for so many times as long",
+               metavar="FACTOR"),
+        option("--clip", None, "every system clips all gradients to this global norm in every "
+               "step; 1 if none is named", type=float, nargs="?", const=1.0, metavar="NORM"),
+        option("--framework", "torch", choices=list(SYSTEMS)),
+        option("--systems", None, "; ".join(f"{framework}: {', '.join(names)}"
+                                            for framework, names in SYSTEMS.items()),
+               nargs="+", metavar="SYSTEM"),
+        option("--rounds", 3, "turns of each system"),
+        option("--steps", 5, "measured steps in each turn"),
+        option("--buckets-mib", list(DDP_BUCKETS_MIB), "of which tuned DDP takes the best",
+               metavar="MIB"),
+        option("--env", [], "knobs of hvd_order", metavar="NAME=VALUE"),
+        option("--sweep", [], "hvd_order with these sizes as well, say 1MiB/2MiB",
+               metavar="SLICE/CREDIT"),
+        option("--before", None, "hvd_order of another built checkout as well", type=Path,
+               metavar="TREE"),
+        option("--name", "side_by_side", "of the files in out/results"),
+        check=_check, on_hosts=True, prog="hvd-order bench", argv=argv,
+        quick={"models": ["resnet50", "densenet121"], "rounds": 1, "steps": 3,
+               "systems": ["ddp", "hvd_order"]},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

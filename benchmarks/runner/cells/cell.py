@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.runner.cells.bounds import ClipBounds, clipped_optimum_s, layer_s, optimum_s
+from benchmarks.runner.cells.contestant import Contestant
 from benchmarks.runner.cells.planned import write_plan
 from benchmarks.runner.cells.weights import same_weights
 from benchmarks.runner.commands import step_s
@@ -20,8 +21,6 @@ from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.workloads.build import size_bytes
 from hvd_order.planning.steps.efficiency import OverlapEfficiency
 
-DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
-"""Of these "tuned" DDP takes the best; its own default is 25."""
 _TUNING_STEPS = 3
 # DDP lays its buckets out anew after the first step, hvd_order learns in two.
 _FIRST_STEPS = 3
@@ -143,25 +142,6 @@ class CellResult:
         }
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A system in the comparison.
-
-    Attributes:
-        name: in tables; "ddp_tuned" is DDP with the best bucket found.
-        system: as in systems.py.
-        fleet: its ranks, which it may share with others.
-        options: for systems.py.
-        buckets_mib: of which "ddp_tuned" takes the best.
-    """
-
-    name: str
-    system: str
-    fleet: Fleet
-    options: dict[str, Any] = field(default_factory=dict)
-    buckets_mib: Sequence[float] = DDP_BUCKETS_MIB
-
-
 def run_cell(
     torch_fleet: Fleet,
     contestants: Sequence[Contestant],
@@ -180,14 +160,14 @@ def run_cell(
         MemoryIsShort: before a system is built that does not fit beside the others.
     """
     total_bytes = size_bytes(setting.model)
-    wire = _wire(torch_fleet, total_bytes)
+    wire = torch_fleet.wire_s(total_bytes, _WIRE_ROUNDS)
     compute_s = [(setting.ratio or 0.0) * statistics.median(wire)] * setting.hosts
     compute_s[-1] *= setting.late
     jobs: dict[str, Fleet] = {}
     results: dict[str, Measured] = {}
     for one in (Contestant("local", "local", local_fleet or torch_fleet), *contestants):
         name, fleet = one.name, one.fleet
-        extra = {**one.options, **setting.clip_options}
+        extra: dict[str, Any] = {**setting.clip_options}
         _check_memory(name, setting, total_bytes)
         if name == "ddp_tuned":
             extra["bucket_mib"] = _best_bucket(torch_fleet, one, setting, compute_s, tell)
@@ -196,20 +176,16 @@ def run_cell(
             local = (local_fleet or torch_fleet)("record", job="local", warm_up=_WARM_UP)[0]
             times = layer_s(local["layers"], local["step_s"])
             with fleet.awake():
-                path = Path(extra["env"]["HVD_ORDER_PLAN"])
+                path = Path(one.options["env"]["HVD_ORDER_PLAN"])
                 write_plan(fleet, setting.model, times, path, setting.clip is not None)
-        results[name] = Measured()
         tell(f"build {name}")
-        with fleet.awake():
-            layer_bytes = fleet("build", job=name, system=one.system, model=setting.model,
-                                compute_s=compute_s, options=extra)[0]  # fmt: skip
-            results[name].note = fleet("settle", job=name, at_least=_FIRST_STEPS)[0]
+        results[name], layer_bytes = one.build(setting.model, compute_s, _FIRST_STEPS, **extra)
         jobs[name] = fleet
 
     def before(number: int, name: str) -> None:
         tell(f"round {number + 1} of {setting.rounds}: {name}")
         if name == "local":
-            wire.extend(_wire(torch_fleet, total_bytes))
+            wire.extend(torch_fleet.wire_s(total_bytes, _WIRE_ROUNDS))
 
     measure_in_turns(jobs, results, setting.rounds, setting.steps, _WARM_UP, before)
     recorded = {}
@@ -238,11 +214,6 @@ def _check_memory(name: str, setting: Setting, total_bytes: int) -> None:
             f"{setting.model}, {setting.hosts} hosts: {name} needs about {need / 1e9:.1f} GB, and "
             f"{available / 1e9:.1f} GB are left beside the systems before it; compare fewer at once"
         )
-
-
-def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
-    answers = fleet("wire", size_bytes=size_bytes, rounds=_WIRE_ROUNDS)
-    return [max(seconds) for seconds in zip(*answers, strict=True)]
 
 
 def _best_bucket(
