@@ -83,13 +83,7 @@ else
 fi
 record device_wait engine.device_wait --layer-ms 8 --elements 262144
 record overhead torch.overhead
-file=overhead-per_parameter
-known+=("$file")
-if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
-  printf '\n==== %s\n' "$file"
-  "$python" -m hvd_order.tools.cli run -np 2 "$python" -m benchmarks.torch.per_parameter \
-    --out "benchmarks/results/$file.json" || failed+=("$file")
-fi
+record overhead-per_parameter torch.per_parameter
 record throughput engine.throughput --credit-mib 32
 record throughput-decisions engine.throughput --slice-mib 0.00390625 --total-mib 3.90625 \
   --credit-mib 0.015625

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner.records.environment import ROOT, started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
-from benchmarks.runner.records.report import table
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.records.environment import ROOT
 from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import JobPlacement
@@ -49,25 +48,18 @@ _JOBS = ((0, 2, 170), (6, 1, 100), (12, 2, 130), (18, 1, 70), (24, 2, 90), (30, 
 _STOPS = ("fifo", "srtf")  # policies that stop jobs, and do not change how many workers they have
 
 
-def main() -> None:
-    options = _options()
+def compare_all(options: argparse.Namespace) -> Answer:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
-    found = started()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         costs = measure(folder / "alone", options)
         print(f"\n{costs}\n", flush=True)
         runs = [compare(each, folder / each, costs, options) for each in options.policies]
-    rows = [
-        [run["policy"], f"{run['real_s']:.1f} s", f"{run['simulated_s']:.1f} s",
-         f"{run['error']:+.1%}"]
-        for run in runs
-    ]  # fmt: skip
-    print("\n" + table(["policy", "real, mean completion", "simulated", "error"], rows))
-    worst = max(abs(run["error"]) for run in runs)
-    print(f"\nworst error {worst:.1%}; target 5 %")
+    for run in runs:
+        print(f"{run['policy']}: mean completion {run['real_s']:.1f} s, simulated "
+              f"{run['simulated_s']:.1f} s, {run['error']:+.1%}")  # fmt: skip
     raw = {
         "runs": runs,
         "rates": {str(workers): rate for workers, rate in costs.rates.items()},
@@ -77,13 +69,13 @@ def main() -> None:
         "resume_s": costs.resumes_s,
     }
     summary = {
-        "worst_error": worst,
+        "worst_error": max(abs(run["error"]) for run in runs),
         "errors": {run["policy"]: run["error"] for run in runs},
         "start_s": costs.start_s,
         "resize_s": costs.change_s("optimus"),
         "resume_s": costs.change_s("srtf"),
     }
-    write_record("cluster", found, settings_of(options), raw, summary, options.out)
+    return Answer(raw, summary, name="cluster-fidelity")
 
 
 # ---- measurement ----
@@ -285,16 +277,12 @@ def compare(name: str, folder: Path, costs: Costs, options: argparse.Namespace) 
     }
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policies", nargs="+", default=["fifo", "srtf", "optimus"])
-    parser.add_argument("--scale", type=float, default=1.0, help="longer or shorter jobs")
-    parser.add_argument("--phase-steps", type=int, default=8,
-                        help="steps that are measured with each number of workers")  # fmt: skip
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds a run at most")
-    add_out_option(parser)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "cluster", __doc__, compare_all,
+        option("--policies", ["fifo", "srtf", "optimus"]),
+        option("--scale", 1.0, "longer or shorter jobs"),
+        option("--phase-steps", 8, "steps that are measured with each number of workers"),
+        option("--limit", 400.0, "seconds a run at most"),
+        quick={"policies": ["fifo"], "scale": 0.2, "phase_steps": 2},
+    ))  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.cluster.links.between import Between, sharing_of
@@ -79,7 +79,7 @@ def draw_mix(seed: int, count: int, machines: int, slots: int, alike: bool) -> M
     return Mix(tuple(graphs), tuple(placements), seed)
 
 
-def measure(
+def of_mix(
     mix: Mix, inside: Inside, between: Between, capacity: Sequence[float]
 ) -> tuple[float, float]:
     """Utilisation of the workers, and iteration time over that alone in buckets: geometric mean."""
@@ -113,17 +113,7 @@ def accepted(mix: Mix, capacity: Sequence[float]) -> bool:
     return shared and shifts_of(jobs, capacity, shortest_s / INTERVALS) is not None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mixes", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=5)
-    parser.add_argument("--machines", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=2, help="workers of a machine")
-    parser.add_argument("--gbit", type=float, nargs="+", default=[10.0, 25.0, 50.0])
-    parser.add_argument("--alike", action="store_true", help="all jobs of a mix are the same one")
-    add_out_option(parser)
-    options = parser.parse_args()
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     raw: dict[str, dict[str, list[float]]] = {}
     summary: dict[str, dict[str, object]] = {}
     for gbit in options.gbit:
@@ -138,7 +128,7 @@ def main() -> None:
         cells = {}
         for inside in INSIDE:
             for between in BETWEEN:
-                cells[inside, between] = [measure(mix, inside, between, capacity) for mix in mixes]
+                cells[inside, between] = [of_mix(mix, inside, between, capacity) for mix in mixes]
         today = cells["buckets", "fair"]
         print(f"{gbit:g} Gbit/s, {len(mixes)} of {seed} mixes, "
               f"{time.process_time() - begin:.0f} s of processor time")  # fmt: skip
@@ -155,8 +145,17 @@ def main() -> None:
             summary[name] = {"utilisation": mean, "utilisation over today": used.to_json(),
                              "iteration over today": slow.to_json()}  # fmt: skip
         print()
-    write_record("cluster", found, settings_of(options), raw, summary, options.out)
+    return Answer(raw, summary, name="cluster-order-alike" if options.alike else "cluster-order")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "cluster", __doc__, measure,
+        option("--mixes", 20),
+        option("--jobs", 5),
+        option("--machines", 8),
+        option("--slots", 2, "workers of a machine"),
+        option("--gbit", [10.0, 25.0, 50.0]),
+        option("--alike", False, "all jobs of a mix are the same one"),
+        quick={"mixes": 2, "gbit": [25.0]},
+    ))  # fmt: skip

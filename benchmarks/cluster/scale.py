@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import random
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from hvd_order.cluster.model.job import ClusterJob
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import TableSpeed
@@ -26,30 +26,20 @@ _SLOT_S = 3600.0
 _SLOTS = 20
 _QUANTA = 30
 _SOLVERS: tuple[Solver, ...] = ("rounding", "exact", "greedy")
-_MACHINES = (10, 30, 100, 300, 1000)
 _JOBS = 50
-_FIFO_JOBS = (20_000, 100_000)
 _LOAD = 0.9  # of 64 machines with 8 GPUs
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_out_option(parser)
-    parser.add_argument("--fifo", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.fifo is not None:
-        _fifo(options.fifo)
-        return
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     raw: dict[str, object] = {}
-    for count in _FIFO_JOBS:
-        done = subprocess.run([sys.executable, __file__, "--fifo", str(count)],
-                              capture_output=True, text=True, check=True, timeout=600)  # fmt: skip
-        seconds, kib = map(float, done.stdout.split())
+    for count in options.fifo_jobs:
+        # In a process of its own, whose peak of memory is that of this trace.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            seconds, kib = pool.submit(fifo, count).result()
         raw[f"fifo, {count} jobs"] = {"seconds": seconds, "peak_kib": kib}
         print(f"fifo, {count:7} jobs: {count / seconds:6.0f} jobs/s, {kib / 1024:.0f} MiB at most")
     for solver in _SOLVERS:
-        for machines in _MACHINES if solver != "exact" else _MACHINES[:3]:
+        for machines in options.machines[: 3 if solver == "exact" else None]:
             jobs = list(random_jobs(_JOBS, 0, slots=_SLOTS, slot_s=_SLOT_S,
                                     ranges=Ranges(epoch_samples=(1_000, 25_000))))  # fmt: skip
             cluster = paper_machines(machines)
@@ -62,15 +52,16 @@ def main() -> None:
             raw[f"pd-ors, {solver}, {machines} machines"] = {"seconds_a_job": seconds}
             print(f"pd-ors, {solver:8}, {machines:4} machines: {seconds:7.4f} s a job, "
                   f"utility {result.utility:.0f}", flush=True)  # fmt: skip
-    write_record("cluster", found, settings_of(options), raw, {}, options.out)
+    return Answer(raw, name="cluster-scale")
 
 
-def _fifo(count: int) -> None:
+def fifo(count: int) -> tuple[float, int]:
+    """Processor time of a trace of so many jobs, and this process's peak of memory in KiB."""
     begin = time.process_time()
     summary = simulate(_stream(count), Machines.alike(64, {"gpu": 8, "cpu": 64}), Fifo())
     seconds = time.process_time() - begin
     assert summary.completed == count
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _stream(count: int) -> Iterator[ClusterJob]:
@@ -88,4 +79,9 @@ def _stream(count: int) -> Iterator[ClusterJob]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "cluster", __doc__, measure,
+        option("--fifo-jobs", [20_000, 100_000]),
+        option("--machines", [10, 30, 100, 300, 1000]),
+        quick={"fifo_jobs": [1000], "machines": [10]},
+    ))  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from hvd_order.cluster.policies.registry import PolicyInputs, policy
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs
@@ -22,12 +22,7 @@ _POLICIES = ("fifo", "drf", "dorm", "oasis", "pd-ors")
 _EPOCH_SAMPLES = (1_000, 25_000)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_out_option(parser)
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     cells = [(f"{count} machines, 50 jobs", count, 50, 10.0) for count in _MACHINES]
     cells += [(f"50 machines, {count} jobs", 50, count, 10.0) for count in _JOBS if count != 50]
     cells += [(f"50 machines, 50 jobs, links within x{inside:g}", 50, 50, inside)
@@ -45,8 +40,8 @@ def main() -> None:
         print(f"{name:42}", "  ".join(f"{each} {value:7.1f}" for each, value in mean.items()),
               f"  pd-ors over oasis {statistics.median(over):.2f} "
               f"[{min(over):.2f}, {max(over):.2f}]", flush=True)  # fmt: skip
-    settings = {**settings_of(options), "slots": _SLOTS}
-    write_record("cluster", found, settings, {"utility": raw}, {"utility": summary}, options.out)
+    return Answer({"utility": raw}, {"utility": summary}, {"slots": _SLOTS},
+                  name="cluster-utility")  # fmt: skip
 
 
 def _utility(name: str, machine_count: int, job_count: int, inside: float, seed: int) -> float:
@@ -61,4 +56,4 @@ def _utility(name: str, machine_count: int, job_count: int, inside: float, seed:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask("cluster", __doc__, measure, option("--seeds", 5), quick={"seeds": 1}))

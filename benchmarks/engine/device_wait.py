@@ -18,9 +18,8 @@ from helpers.device.device_waits import WAITS
 from helpers.device.test_device import NAME, groups, load
 
 import hvd_order.torch as hvd
-from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks, slowest
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.ranks import run_as_rank, run_ranks, slowest
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import median_interval, paired_ratio
 from benchmarks.runner.turns import turns
@@ -64,15 +63,8 @@ class _Busy(torch.autograd.Function):
         return gradients[0], torch.ones(ctx.shape, device=NAME), None, None
 
 
-def main() -> None:
-    options = _options()
-    if options.worker:
-        load()
-        dist.init_process_group(f"cpu:gloo,{NAME}:{NAME}")
-        run_as_rank(lambda _: measure(options), options.worker, "cpu")
-        return
+def measure(options: argparse.Namespace) -> Answer:
     load()  # builds it
-    found = started()
     systems: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     optimum_s: list[float] = []
     settings: dict[str, list[str]] = {name: [] for name in SYSTEMS}
@@ -91,13 +83,18 @@ def main() -> None:
         ])  # fmt: skip
     print(table(["wait", "step ms", "95 %", "/ optimum", "/ enqueued"], rows))
     over = {name: paired_ratio(seconds, optimum_s).to_json() for name, seconds in systems.items()}
-    write_record("device_wait", found, settings_of(options),
-                 {"seconds": systems, "optimum_s": optimum_s, "settings": settings},
-                 {"over_optimum": over},
-                 options.out)  # fmt: skip
+    return Answer(
+        {"seconds": systems, "optimum_s": optimum_s, "settings": settings}, {"over_optimum": over}
+    )
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def in_rank(options: argparse.Namespace) -> None:
+    load()
+    dist.init_process_group(f"cpu:gloo,{NAME}:{NAME}")
+    run_as_rank(lambda _: train(options), options.worker, "cpu")
+
+
+def train(options: argparse.Namespace) -> dict[str, Any]:
     """Trains; returns the median step and the optimum of the same chain, in seconds."""
     device = load()
     seconds = options.layer_ms / 1e3
@@ -160,19 +157,15 @@ def _step_s(
     return slowest([(time.monotonic() - begin_s) / steps])[0]
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--layer-ms", type=float, default=2.0, help="forward; backward is twice")
-    parser.add_argument("--elements", type=int, default=65536, help="of each layer's parameter")
-    parser.add_argument("--ratio", type=float, default=1.0, help="transfer / computation")
-    parser.add_argument("--launch-us", type=int, default=100, help="from a launch to its start")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
-    add_out_option(parser)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "device_wait", __doc__, measure,
+        option("--layers", 12),
+        option("--layer-ms", 2.0, "forward; backward is twice"),
+        option("--elements", 65536, "of each layer's parameter"),
+        option("--ratio", 1.0, "transfer / computation"),
+        option("--launch-us", 100, "from a launch to its start"),
+        option("--steps", 20),
+        option("--rounds", 7),
+        rank=in_rank, quick={"rounds": 1, "steps": 5, "layers": 3},
+    ))  # fmt: skip

@@ -53,8 +53,8 @@ std::uint64_t step(Scheduler& scheduler, std::uint32_t tensors, std::vector<Slic
   return hash;
 }
 
-/// @param raw receives one line of JSON: the rate of each repeat, in million events a second.
-int measure(const char* name, Policy policy, std::uint32_t slices, std::FILE* raw) {
+/// Prints one line of JSON: the rate of each repeat, in million events a second.
+int measure(const char* name, Policy policy, std::uint32_t slices) {
   std::vector<TensorSpec> tensors;
   for (std::uint32_t i = 0; i < slices; ++i) {
     tensors.push_back({"t", kSliceBytes, 0});
@@ -92,18 +92,11 @@ int measure(const char* name, Policy policy, std::uint32_t slices, std::FILE* ra
     inRates += test::allocations - before; // the benchmark's own
   }
   const long allocations = test::allocations - allocationsBefore - inRates;
-  if (raw != nullptr) {
-    std::fprintf(raw, "{\"policy\": \"%s\", \"slices\": %u, \"rates\": [", name, slices);
-    for (std::size_t i = 0; i < rates.size(); ++i) {
-      std::fprintf(raw, "%s%.4f", i == 0 ? "" : ", ", rates[i]);
-    }
-    std::fprintf(raw, "], \"allocations\": %ld}\n", allocations);
+  std::printf("{\"policy\": \"%s\", \"slices\": %u, \"rates\": [", name, slices);
+  for (std::size_t i = 0; i < rates.size(); ++i) {
+    std::printf("%s%.4f", i == 0 ? "" : ", ", rates[i]);
   }
-  std::sort(rates.begin(), rates.end());
-  const double median = rates[rates.size() / 2];
-  std::printf(
-      "| %-8s | %7u | %6.1f | %6.1f | %6.1f | %5.0f | %ld |\n", name, slices, rates.front(), median,
-      rates.back(), 1e3 / median, allocations);
+  std::printf("], \"allocations\": %ld}\n", allocations);
   return allocations == 0 ? 0 : 1;
 }
 
@@ -111,29 +104,13 @@ int measure(const char* name, Policy policy, std::uint32_t slices, std::FILE* ra
 
 } // namespace hvd_order
 
-/// @param arguments optionally the name of a file for the rate of each repeat
-int main(int count, char** arguments) {
+int main() {
   using hvd_order::Policy;
-  std::printf(
-      "| policy   |  slices | million events/s: min | median | max | ns/event | allocations |\n");
-  std::printf("| -------- | ------- | ------ | ------ | ------ | ----- | - |\n");
-  std::FILE* raw = count > 1 ? std::fopen(arguments[1], "w") : nullptr;
-  if (count > 1 && raw == nullptr) {
-    std::perror(arguments[1]);
-    return 1;
-  }
   int failed = 0;
   for (const std::uint32_t slices : {100U, 10'000U, 100'000U}) {
-    failed |= hvd_order::measure("arrival", Policy::kArrival, slices, raw);
-    failed |= hvd_order::measure("priority", Policy::kPriority, slices, raw);
-    failed |= hvd_order::measure("planned", Policy::kPlanned, slices, raw);
-  }
-  if (raw != nullptr && std::fclose(raw) != 0) {
-    std::perror(arguments[1]);
-    return 1;
-  }
-  if (failed != 0) {
-    std::fprintf(stderr, "the steady state allocated memory or changed its order\n");
+    failed |= hvd_order::measure("arrival", Policy::kArrival, slices);
+    failed |= hvd_order::measure("priority", Policy::kPriority, slices);
+    failed |= hvd_order::measure("planned", Policy::kPlanned, slices);
   }
   return failed;
 }

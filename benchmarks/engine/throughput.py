@@ -13,16 +13,8 @@ import torch
 import torch.distributed as dist
 
 import hvd_order.torch as hvd
-from benchmarks.runner.ranks import (
-    WORKER_OPTION,
-    new_host,
-    run_as_rank,
-    run_ranks,
-    seconds_of,
-    slowest,
-)
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.ranks import new_host, run_as_rank, run_ranks, seconds_of, slowest
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import Summary, paired_ratio
 from benchmarks.runner.turns import take_turns
@@ -33,29 +25,40 @@ from hvd_order.engine.job import process
 MIB = 2**20
 MODEL = 0  # the one model of each engine
 AGREEMENTS = ("leader", "negotiated", "planned")
-RIVALS = ("plain window", "plain at once")
-TARGET = 0.95
-DEFAULT_SLICE_MIB = 2.0
+PLAIN = ("plain window", "plain at once")
 
 
-def main() -> None:
-    options = _options()
-    if options.worker:
-        run_as_rank(lambda device: measure(options, device), options.worker, options.device)
-        return
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     results = run_ranks(options.ranks, sys.argv[1:])
-    summary = show(options, results)
-    write_record("throughput", found, settings_of(options), {"results": results},
-                 {"results": summary}, options.out)  # fmt: skip
-    if not all(result["sums_right"] for result in results):
-        raise SystemExit("FAIL: wrong sums")
+    summaries, rows = [], []
+    for result in results:
+        seconds = result["seconds"]
+        better = min(PLAIN, key=lambda name: statistics.median(seconds[name]))
+        ratios = {
+            kind: {name: paired_ratio(seconds[name], seconds[kind]) for name in PLAIN}
+            for kind in options.agreements
+        }
+        summaries.append({
+            "slice_mib": result["slice_mib"],
+            "better_plain": better,
+            "seconds": {name: Summary.of(values).to_json() for name, values in seconds.items()},
+            "ratio": {
+                kind: {name: ratio.to_json() for name, ratio in each.items()}
+                for kind, each in ratios.items()
+            },
+        })  # fmt: skip
+        rates = [f"{result['bytes'] / statistics.median(each) / 1e9:.2f}"
+                 for each in seconds.values()]  # fmt: skip
+        over = [ratios[kind][better] for kind in options.agreements]
+        rows.append([f"{result['slice_mib']:g}", result["window"], *rates, *over])
+    names = [*results[0]["seconds"], *(f"ratio {kind}" for kind in options.agreements)]
+    print("algbw in GB/s, median; ratio of throughputs to the better plain one [95 %]\n")
+    print(table(["slice MiB", "in flight", *names], rows))
+    wrong = "" if all(result["sums_right"] for result in results) else "wrong sums"
+    return Answer({"results": results}, {"results": summaries}, failed=wrong)
 
 
-# ---- in every rank ------------------------------------------------------------------------------
-
-
-def measure(options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+def in_rank(options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     """One entry for each slice size, with seconds by variant."""
     credit_bytes = int(options.credit_mib * MIB)
     total_bytes = int(options.total_mib * MIB)
@@ -152,80 +155,25 @@ class Check:
         return bool(hvd.allreduce(torch.tensor(float(self._right)), op=hvd.Min))
 
 
-# ---- in the process that was started ------------------------------------------------------------
-
-
-def show(options: argparse.Namespace, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Prints the tables; returns a summary for each slice size."""
-    first = results[0]
-    names = list(first["seconds"])
-    print(
-        f"\n{first['ranks']} ranks, {first['device'].split(':')[0]}, {first['backend']}, "
-        f"{first['bytes'] / MIB:g} MiB, credit {options.credit_mib:g} MiB; "
-        f"{options.rounds} rounds after {options.warm_up} of warm-up\n"
-        "algbw in GB/s, median (busbw = algbw x "
-        f"{2 * (first['ranks'] - 1) / first['ranks']:g}); ratio of throughputs "
-        "to the better plain one [95 %]\n"
-    )
-    kinds = [name for name in names if name not in RIVALS]
-    rows = []
-    lowest: dict[str, float] = {}
-    summaries = []
-    for result in results:
-        seconds = result["seconds"]
-        better = min(RIVALS, key=lambda name: statistics.median(seconds[name]))
-        ratios = {kind: paired_ratio(seconds[better], seconds[kind]) for kind in kinds}
-        summaries.append({
-            "slice_mib": result["slice_mib"],
-            "better_plain": better,
-            "seconds": {name: Summary.of(values).to_json() for name, values in seconds.items()},
-            "ratio": {
-                kind: {r: paired_ratio(seconds[r], seconds[kind]).to_json() for r in RIVALS}
-                for kind in kinds
-            },
-        })  # fmt: skip
-        for kind, ratio in ratios.items():
-            if result["slice_mib"] >= DEFAULT_SLICE_MIB:
-                lowest[kind] = min(lowest.get(kind, ratio.median), ratio.median)
-        rows.append(
-            [
-                f"{result['slice_mib']:g}",
-                result["window"],
-                *(f"{result['bytes'] / statistics.median(seconds[n]) / 1e9:.2f}" for n in names),
-                *ratios.values(),
-                "right" if result["sums_right"] else "WRONG",
-            ]
-        )
-    header = ["slice MiB", "in flight", *names, *(f"ratio {kind}" for kind in kinds), "sums"]
-    print(table(header, rows) + "\n")
-    for kind, ratio in lowest.items():
-        print(
-            f"{kind}: lowest ratio with slices of {DEFAULT_SLICE_MIB:g} MiB and more {ratio:.3f} "
-            f"(target at least {TARGET}): {'met' if ratio >= TARGET else 'NOT MET'}"
-        )
-    return summaries
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--warm-up", type=int, default=3)
-    parser.add_argument("--total-mib", type=float, default=64)
-    parser.add_argument("--credit-mib", type=float, default=8)
-    parser.add_argument(
-        "--slice-mib", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
-    )
-    parser.add_argument("--agreements", nargs="+", choices=AGREEMENTS, default=AGREEMENTS)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    add_out_option(parser)
-    parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for slice_mib in options.slice_mib:
         if options.total_mib % slice_mib:
             parser.error(f"slices of {slice_mib:g} MiB do not fill {options.total_mib:g} MiB")
-    return options
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "throughput", __doc__, measure,
+        option("--ranks", 2),
+        option("--rounds", 25),
+        option("--warm-up", 3),
+        option("--total-mib", 64.0),
+        option("--credit-mib", 8.0),
+        option("--slice-mib", [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]),
+        option("--agreements", list(AGREEMENTS), choices=AGREEMENTS),
+        option("--device", "cpu", choices=("cpu", "cuda")),
+        check=_check, quick={"rounds": 2, "slice_mib": [1.0, 4.0]},
+        rank=lambda options: run_as_rank(
+            lambda device: in_rank(options, device), options.worker, options.device
+        ),
+    ))  # fmt: skip

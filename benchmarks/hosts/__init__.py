@@ -2,13 +2,13 @@
 
 from .emulated import QUEUE_MS, EmulatedHosts
 from .namespaces import HostsUnavailable, why_not
-from .options import add_queue_options, queues
+from .options import queue_options, queues
 
 __all__ = [
     "QUEUE_MS",
     "EmulatedHosts",
     "HostsUnavailable",
-    "add_queue_options",
+    "queue_options",
     "queues",
     "why_not",
 ]

@@ -20,7 +20,7 @@ from benchmarks.hosts.emulated import EmulatedHosts
 from benchmarks.hosts.link_rate import PAYLOAD_SHARE, received_mbit
 from benchmarks.hosts.namespaces import HostsUnavailable
 from benchmarks.runner.records.environment import describe, environment
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.records.record import settings_of, write_record
 
 _LOOK_S = 0.02  # between two looks whether a rank has ended
 _CHECK_S = 2.0  # of traffic in each measurement
@@ -125,7 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rate-mbit", type=float, default=1000.0, help="of each link, each way")
     parser.add_argument("--congestion-control", default="cubic")
-    add_out_option(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="result file")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     options = parser.parse_args()
     if options.command[:1] == ["--"]:

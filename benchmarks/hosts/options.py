@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .emulated import QUEUE_MS
 
-__all__ = ["add_queue_options", "queues"]
+if TYPE_CHECKING:
+    from benchmarks.runner.question import Option
+
+__all__ = ["queue_options", "queues"]
 
 
-def add_queue_options(parser: argparse.ArgumentParser) -> None:
+def queue_options() -> list[Option]:
     """How hosts queue packets; see `queues`."""
-    parser.add_argument(
-        "--queue-ms", type=float, default=QUEUE_MS, help="length of the queues of hosts and switch"
-    )
-    parser.add_argument(
-        "--acks-first",
-        action="store_true",
-        help="acknowledgments do not wait behind data, as with fq_codel",
-    )
+    from benchmarks.runner.question import option  # which asks this package what is missing here
+
+    return [
+        option("--queue-ms", QUEUE_MS, "length of the queues of hosts and switch"),
+        option("--acks-first", False, "acknowledgments do not wait behind data, as with fq_codel"),
+    ]
 
 
 def queues(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,20 +10,15 @@ import argparse
 import json
 import re
 import statistics
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner.records.environment import ROOT, environment
-from benchmarks.runner.records.record import (
-    DEFAULT_FOLDER,
-    add_out_option,
-    settings_of,
-    write_record,
-)
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.records.environment import ROOT
 from benchmarks.runner.workloads.profiles import PROFILES, Layer, Profile
-from hvd_order.base.link.slice_settings import AgreementName
 from hvd_order.planning.bounds.bound import chain_optimum_s
 from hvd_order.planning.predict.simulate import (
     AllReduceScenario,
@@ -143,16 +138,12 @@ def _workload(profile: Profile, machine: Machine, is_ddp: bool) -> StepWorkload:
     )
 
 
-def predicted_s(
-    cell: Cell, note: str, machine: Machine, holds: bool, agreement: AgreementName = "leader"
-) -> float:
+def predicted_s(cell: Cell, note: str, machine: Machine) -> float:
     """Step time of a system that chose ``note``, as the slowest rank has it.
 
     Args:
         note: "25 MiB" is DDP with such buckets; "2032 KiB x 2[, priority]" is hvd_order with such
             slices and credit for so many of them.
-        holds: whether that version of hvd_order reserves the link
-            (csrc/scheduler/link_reservation.h).
     """
     profile = _scaled(cell, machine)
     # The wire time holds the cost of its chunks.
@@ -175,12 +166,9 @@ def predicted_s(
             slice_bytes,
             credit_bytes,
             policy or "priority",
-            agreement,
             control_latency_s=machine.control_latency_s,
             # As hvd_order.base.link.slice_settings.reservation_lead_s.
-            reservation_lead_s=0.75 * credit_bytes * per_byte
-            if holds and policy != "arrival"
-            else 0.0,
+            reservation_lead_s=0.75 * credit_bytes * per_byte if policy != "arrival" else 0.0,
         )
     ranks = [1.0] * (cell.hosts - 1) + [cell.late]
     return simulate(work, link, schedule, ranks=ranks, steps=12).steady_s
@@ -196,32 +184,12 @@ def _fluid_s(cell: Cell) -> float:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path,
-                        default=sorted((ROOT / "benchmarks/results").glob("side_by_side*.json")),
-                        help="result files of `hvd-order bench` (default: those of "
-                        "benchmarks/results)")  # fmt: skip
-    parser.add_argument("--holds", action=argparse.BooleanOptionalAction, default=True,
-                        help="whether the version measured reserves the link")  # fmt: skip
-    add_out_option(parser)
-    options = parser.parse_args()
-    if not options.files:
-        parser.error("no result files: run `hvd-order bench` first")
-    found = environment()
+def measure(options: argparse.Namespace) -> Answer:
     rows = [row for path in options.files for cell in cells_of_json(path)
-            for row in _rows(cell, options.holds)]  # fmt: skip
-    print(
-        "| cell | wire | local | optimum | system | measured | predicted | measured / predicted |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    )
+            for row in _rows(cell)]  # fmt: skip
     for row in rows:
-        print(
-            f"| {row['model']}, {row['hosts']}, ratio {row['ratio']:g} ({row['source']}) | "
-            f"{row['wire_s']:.3f} | {row['local_s']:.3f} | {row['fluid_s']:.3f} | "
-            f"{row['system']}, {row['note']} | {row['measured_s']:.3f} | {row['predicted_s']:.3f} "
-            f"| {row['measured_s'] / row['predicted_s']:.3f} |"
-        )
+        print(f"{row['source']}, {row['model']}, {row['system']}, {row['note']}: measured "
+              f"{row['measured_s']:.3f}, predicted {row['predicted_s']:.3f}")  # fmt: skip
     summary = {}
     for kind in ("ddp", "hvd_order"):
         errors = [abs(row["measured_s"] / row["predicted_s"] - 1) for row in rows
@@ -230,21 +198,26 @@ def main() -> None:
             summary[kind] = {"median": statistics.median(errors), "worst": max(errors)}
             print(f"{kind}: off by {100 * statistics.median(errors):.1f} % in the median, "
                   f"{100 * max(errors):.1f} % at worst, {len(errors)} cells")  # fmt: skip
-    settings = {**settings_of(options), "files": [path.name for path in options.files]}
-    write_record("simulate", found, settings, {"rows": rows}, {"errors": summary},
-                 options.out or DEFAULT_FOLDER / "simulate-predict.json")  # fmt: skip
+    settings = {"files": [path.name for path in options.files]}
+    return Answer({"rows": rows}, {"errors": summary}, settings, name="simulate-predict")
 
 
-def _rows(cell: Cell, holds: bool) -> Iterator[dict[str, Any]]:
+def _rows(cell: Cell) -> Iterator[dict[str, Any]]:
     """Measured and predicted step of each system of a cell."""
     for system, note, measured_s in cell.measured:
         yield {
             "source": cell.source, "model": cell.model, "hosts": cell.hosts, "ratio": cell.ratio,
             "wire_s": cell.wire_s, "local_s": cell.local_s, "fluid_s": _fluid_s(cell),
             "system": system, "note": note, "kind": "hvd_order" if " x " in note else "ddp",
-            "measured_s": measured_s, "predicted_s": predicted_s(cell, note, Machine(), holds),
+            "measured_s": measured_s, "predicted_s": predicted_s(cell, note, Machine()),
         }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "simulate", __doc__, measure,
+        option("files", sorted((ROOT / "benchmarks/results").glob("side_by_side*.json")),
+               "result files of `hvd-order bench` (default: those of benchmarks/results)",
+               type=Path, nargs="*"),
+        quick={},
+    ))  # fmt: skip

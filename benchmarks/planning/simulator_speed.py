@@ -1,4 +1,4 @@
-"""How fast is the simulator? Prints a table; see README.md."""
+"""How fast is the simulator? See README.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import statistics
 import sys
 import time
 
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.planning.predict.simulate import (
     AllReduceScenario,
@@ -18,16 +17,11 @@ from hvd_order.planning.predict.simulate import (
 )
 
 _STEPS = 1000
-_RUNS = 5
 _TARGET_S = 1.0
 _MIB = 2**20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_out_option(parser)
-    options = parser.parse_args()
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     profile = PROFILES["bert_large"]()
     work = profile.workload()
     link = AllReduceScenario.ring(8, 20e-6, 1.25e9)
@@ -52,25 +46,20 @@ def main() -> None:
             work, link, settings, ranks=8, steps=_STEPS, every_rank=True
         ),
     }
-    print(f"bert_large: {len(profile.layers)} layers, {len(work.parameter_bytes)} parameters, "
-          f"{sum(work.parameter_bytes) / 1e6:.0f} MB, {slices} slices of 4 MiB; "
-          f"{_STEPS} steps, median of {_RUNS}")  # fmt: skip
     seconds: dict[str, list[float]] = {}
     for name, run in rows.items():
         took = seconds[name] = []
-        for _ in range(_RUNS):
+        for _ in range(options.runs):
             begin = time.process_time()
             run()
             took.append(time.process_time() - begin)
-        median = statistics.median(took)
-        print(f"{name:45} {median:7.3f} s  [{min(took):.3f}, {max(took):.3f}]")
+        print(f"{name:45} {statistics.median(took):7.3f} s")
     medians = {name: statistics.median(took) for name, took in seconds.items()}
-    settings = {**settings_of(options), "model": "bert_large", "steps": _STEPS}
-    write_record("simulate", found, settings, {"seconds": seconds}, {"seconds": medians},
-                 options.out)  # fmt: skip
-    failed = medians[next(iter(rows))] >= _TARGET_S
-    sys.exit(f"slower than {_TARGET_S} s" if failed else None)
+    slow = medians[next(iter(rows))] >= _TARGET_S
+    return Answer({"seconds": seconds}, {"seconds": medians},
+                  {"model": "bert_large", "steps": _STEPS},
+                  f"slower than {_TARGET_S} s" if slow else "")  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask("simulate", __doc__, measure, option("--runs", 5), quick={"runs": 1}))

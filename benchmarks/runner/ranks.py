@@ -33,8 +33,9 @@ def run_ranks(size: int, arguments: Sequence[str], env: Mapping[str, str] | None
     """
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
         path = Path(folder) / "result.json"
-        module = sys.modules["__main__"].__spec__.name
-        command = [sys.executable, "-m", module, *arguments, WORKER_OPTION, str(path)]
+        module = sys.modules["__main__"].__spec__  # None of a script that is started by its path
+        start = [sys.argv[0]] if module is None else ["-m", module.name]
+        command = [sys.executable, *start, *arguments, WORKER_OPTION, str(path)]
         code = run(LaunchRequest(command, size, env or {}))
         if code != 0:
             raise SystemExit(code)

@@ -5,17 +5,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.hosts import EmulatedHosts, add_queue_options, queues, why_not
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import (
-    DEFAULT_FOLDER,
-    add_out_option,
-    settings_of,
-    write_record,
-)
+from benchmarks.hosts import EmulatedHosts, queue_options, queues, why_not
+from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import turns
 from benchmarks.runner.workloads.profiles import PROFILES
@@ -23,71 +17,64 @@ from benchmarks.servers.elastic import elastic
 from benchmarks.servers.placed_job import PlacedJob
 
 _PAYLOAD = 0.956  # of the wire rate, with frames of 1500 bytes
+_UNMEASURED = 4  # steps at first: the model is learnt
+Part = tuple[dict[str, Any], dict[str, Any]]
+"""All measurements of a part, and their summary."""
 
 
-def raw(options: argparse.Namespace) -> dict[str, Any]:
+def raw(options: argparse.Namespace) -> Part:
     """Push and pull of 64 MB, against what two full-duplex links a pair could do."""
     size, rate = 64_000_000, options.rate_mbit
+    settings = {f"{kib} KiB x {n}": (kib, n) for kib, n in ((256, 8), (512, 8), (1024, 6))}
+    bound_s = size * 8 / (rate * 1e6)
     with EmulatedHosts(count=4, rate_mbit=rate, **queues(options)) as hosts:
         placed = PlacedJob(hosts, workers=2, servers=2)
-        bound_s = size * 8 / (rate * 1e6)
-        settings = [(256, 8), (512, 8), (1024, 6)]
-        seconds: dict[str, list[float]] = {f"{kib} KiB x {n}": [] for kib, n in settings}
-        for _, name in turns(list(seconds), options.rounds):
-            kib, in_flight = settings[list(seconds).index(name)]
+
+        def run(name: str) -> list[float]:
+            kib, in_flight = settings[name]
             job = {"what": "raw", "bytes": size, "piece_bytes": kib * 1024,
                    "in_flight": in_flight, "repeats": 5}  # fmt: skip
-            seconds[name] += placed.run(job, {})["seconds"]
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        print(
-            f"raw, {name}: {median:.3f} s ({min(values):.3f}-{max(values):.3f}), "
-            f"{bound_s / median:.1%} of the full-duplex bound {bound_s:.3f} s"
-        )
+            seconds: list[float] = placed.run(job, {})["seconds"]
+            return seconds
+
+        seconds = _in_turns(settings, options.rounds, run)
     shares = {name: bound_s / statistics.median(values) for name, values in seconds.items()}
-    return {"raw": {"seconds": seconds, "bound_s": bound_s}, "summary": {"share_of_bound": shares}}
+    print(f"raw: {shares} of the full-duplex bound {bound_s:.3f} s")
+    return {"seconds": seconds, "bound_s": bound_s}, {"share_of_bound": shares}
 
 
-def ordered(options: argparse.Namespace) -> dict[str, Any]:
+def ordered(options: argparse.Namespace) -> Part:
     """Steps of ResNet-50, ratio 1, with 4 workers and 2 servers: in order, and as it comes."""
     workers, servers = 4, 2
     wire_s = PROFILES["resnet50"]().size_bytes * workers / servers * 8 / (
         options.rate_mbit * 1e6 * _PAYLOAD
     )  # fmt: skip
+    pieces = {"HVD_ORDER_POLICY": "arrival", "HVD_ORDER_SLICE_BYTES": "4MiB",
+              "HVD_ORDER_CREDIT_BYTES": "256MiB"}  # fmt: skip
     systems = {
-        "in order": {},
-        "as it comes": {"HVD_ORDER_POLICY": "arrival"},
-        "as it comes, all awaited": {
-            "HVD_ORDER_POLICY": "arrival",
-            "HVD_ORDER_CROSS_ITERATION": "0",
-        },
+        # Its own choice; trials would take longer than the run.
+        "in order": {"HVD_ORDER_TUNE": "0"},
+        "as it comes": pieces,
+        "as it comes, all awaited": {**pieces, "HVD_ORDER_CROSS_ITERATION": "0"},
     }
-    sizes = {"HVD_ORDER_TUNE": "0"}  # its own choice; trials would take longer than the run
-    plain = {"HVD_ORDER_SLICE_BYTES": "4MiB", "HVD_ORDER_CREDIT_BYTES": "256MiB"}
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
-    job = {"what": "steps", "model": "resnet50", "compute_s": wire_s, "steps": options.steps + 4}
-    with EmulatedHosts(
-        count=workers + servers, rate_mbit=options.rate_mbit, **queues(options)
-    ) as hosts:
+    job = {"what": "steps", "model": "resnet50", "compute_s": wire_s,
+           "steps": options.steps + _UNMEASURED}  # fmt: skip
+    with EmulatedHosts(workers + servers, options.rate_mbit, **queues(options)) as hosts:
         placed = PlacedJob(hosts, workers, servers)
-        for _, name in turns(list(systems), options.rounds):
-            cut = sizes if name == "in order" else plain
-            answer = placed.run(job, {**cut, **systems[name], "HVD_ORDER_PS_BALANCE": "0"})
+
+        def run(name: str) -> list[float]:
+            answer = placed.run(job, {**systems[name], "HVD_ORDER_PS_BALANCE": "0"})
             assert answer["same"], "the workers' weights differ"
-            seconds[name] += answer["seconds"][4:]
+            return list(answer["seconds"][_UNMEASURED:])
+
+        seconds = _in_turns(systems, options.rounds, run)
+    ratios = {}
     for name, values in seconds.items():
         ratio = paired_ratio(seconds["in order"], values)
-        print(
-            f"resnet50, 4 workers, 2 servers, {name}: step {statistics.median(values):.3f} s "
-            f"({min(values):.3f}-{max(values):.3f}), wire {wire_s:.3f} s; in order takes {ratio} "
-            "of it"
-        )
-    ratios = {
-        name: paired_ratio(seconds["in order"], values).to_json()
-        for name, values in seconds.items()
-        if name != "in order"
-    }
-    return {"raw": {"seconds": seconds, "wire_s": wire_s}, "summary": {"in_order_over": ratios}}
+        print(f"resnet50, {name}: step {statistics.median(values):.3f} s, wire {wire_s:.3f} s; in "
+              f"order takes {ratio} of it")  # fmt: skip
+        ratios[name] = ratio.to_json()
+    return {"seconds": seconds, "wire_s": wire_s}, {"in_order_over": ratios}
 
 
 _STRAGGLERS = [
@@ -98,26 +85,21 @@ _STRAGGLERS = [
 ]
 
 
-def straggler(options: argparse.Namespace) -> dict[str, Any]:
+def straggler(options: argparse.Namespace) -> Part:
     """One of four servers slow: the even split against slices that move."""
-    workers, servers, rate = 4, 4, options.rate_mbit * 0.2
     found: dict[str, Any] = {}
     summary: dict[str, Any] = {}
-    knobs = {"HVD_ORDER_SLICE_BYTES": "256KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"}
+    steps = {"even": 14, "balanced": 34}
+    if options.quick:
+        steps = {"even": 6, "balanced": 26}
     for model, shrink, trouble in _STRAGGLERS[: options.stragglers]:
         job = {"what": "steps", "model": model, "shrink": shrink, "compute_s": 1e-3}
         runs: dict[str, Any] = {}
-        for name, balance, steps in (("even", "0", 14), ("balanced", "1", 34)):
-            with EmulatedHosts(count=workers + servers, rate_mbit=rate, **queues(options)) as hosts:
-                placed = PlacedJob(hosts, workers, servers)
-                if trouble == "slow line":
-                    hosts.set_rate(placed.server_host(1), rate / 4)
-                answer = placed.run(
-                    {**job, "steps": steps}, {**knobs, "HVD_ORDER_PS_BALANCE": balance},
-                    busy=1 if trouble == "busy core" else None,
-                )  # fmt: skip
+        for name, count in steps.items():
+            knobs = {"HVD_ORDER_PS_BALANCE": str(int(name == "balanced"))}
+            answer = _with_trouble({**job, "steps": count}, trouble, knobs, options)
             runs[name] = {"seconds": answer["seconds"], "owned_slices": answer["owned_slices"]}
-        even = statistics.median(runs["even"]["seconds"][4:])
+        even = statistics.median(runs["even"]["seconds"][_UNMEASURED:])
         balanced = runs["balanced"]["seconds"]
         late = statistics.median(balanced[24:])
         near = next((i for i, s in enumerate(balanced) if i > 3 and s <= late / 0.9), None)
@@ -128,83 +110,90 @@ def straggler(options: argparse.Namespace) -> dict[str, Any]:
         )
         found[f"{model}, {trouble}"] = runs
         summary[f"{model}, {trouble}"] = {"gain": even / late, "near_in_step": near}
-    return {"raw": found, "summary": summary}
+    return found, summary
 
 
-def aggregation(options: argparse.Namespace) -> dict[str, Any]:
+def aggregation(options: argparse.Namespace) -> Part:
     """Asynchronous workers, a slow line, slices that do not move: helpers against none."""
-    workers, servers, rate = 4, 4, options.rate_mbit * 0.2
-    knobs = {
-        "HVD_ORDER_SLICE_BYTES": "256KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB",
+    asynchronous = {
         "HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": "async",
         "HVD_ORDER_PS_DELAY_BOUND": "100", "HVD_ORDER_PS_BALANCE": "0",
     }  # fmt: skip
-    job: dict[str, Any] = {
-        "what": "steps", "model": "densenet121", "compute_s": 1e-3, "steps": options.steps + 4
-    }  # fmt: skip
+    job = {"what": "steps", "model": "densenet121", "compute_s": 1e-3,
+           "steps": options.steps + _UNMEASURED}  # fmt: skip
     found: dict[str, Any] = {}
     summary: dict[str, Any] = {}
     for trouble in ("slow line", "nothing wrong"):
-        seconds: dict[str, list[float]] = {"straight": [], "aggregated": []}
-        by_helpers: list[float] = []
-        for _, name in turns(list(seconds), options.rounds):
-            with EmulatedHosts(count=workers + servers, rate_mbit=rate, **queues(options)) as hosts:
-                placed = PlacedJob(hosts, workers, servers)
-                if trouble == "slow line":
-                    hosts.set_rate(placed.server_host(1), rate / 4)
-                switch = {"HVD_ORDER_PS_AGGREGATE": str(int(name == "aggregated"))}
-                answer = placed.run(job, {**knobs, **switch})
-            seconds[name] += answer["seconds"][4:]
-            if name == "aggregated":
-                model_bytes = PROFILES["densenet121"]().size_bytes
-                by_helpers.append(answer["aggregated_bytes"] / model_bytes / (job["steps"] - 2))
+
+        def run(name: str, trouble: str = trouble) -> list[float]:
+            helpers = {"HVD_ORDER_PS_AGGREGATE": str(int(name == "aggregated"))}
+            answer = _with_trouble(job, trouble, {**asynchronous, **helpers}, options)
+            return list(answer["seconds"][_UNMEASURED:])
+
+        found[trouble] = seconds = _in_turns(("straight", "aggregated"), options.rounds, run)
         ratio = paired_ratio(seconds["aggregated"], seconds["straight"])
-        print(
-            f"aggregation, {trouble}: straight {statistics.median(seconds['straight']):.3f} s a "
-            f"step, aggregated {statistics.median(seconds['aggregated']):.3f} s, "
-            f"{statistics.fmean(by_helpers):.0%} of the updates by helpers: {ratio}",
-            flush=True,
-        )
-        found[trouble] = {**seconds, "by_helpers": by_helpers}
+        print(f"{trouble}: aggregated / straight {ratio}", flush=True)
         summary[trouble] = ratio.to_json()
-    return {"raw": found, "summary": {"aggregated_over_straight": summary}}
+    return found, {"aggregated_over_straight": summary}
 
 
-_PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+def _in_turns(
+    names: Sequence[str] | Mapping[str, Any], rounds: int, run: Callable[[str], list[float]]
+) -> dict[str, list[float]]:
+    """What each turn of each system measured, one after the other."""
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _, name in turns(list(names), rounds):
+        seconds[name] += run(name)
+    return seconds
+
+
+def _with_trouble(
+    job: Mapping[str, Any], trouble: str, knobs: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Four workers and four servers, one of which has a slow line, a busy core, or neither."""
+    rate_mbit = options.rate_mbit * 0.2
+    sizes = {"HVD_ORDER_SLICE_BYTES": "256KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"}
+    with EmulatedHosts(count=8, rate_mbit=rate_mbit, **queues(options)) as hosts:
+        placed = PlacedJob(hosts, workers=4, servers=4)
+        if trouble == "slow line":
+            hosts.set_rate(placed.server_host(1), rate_mbit / 4)
+        busy = 1 if trouble == "busy core" else None
+        return placed.run(job, {**sizes, **knobs}, busy)
+
+
+_PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "raw": raw,
     "ordered": ordered,
     "straggler": straggler,
     "aggregation": aggregation,
     "elastic": elastic,
 }
-_LOCAL = {"elastic"}  # needs no emulated hosts
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition(" See")[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", choices=list(_PARTS), default=list(_PARTS))
-    parser.add_argument("--rate-mbit", type=float, default=1000.0)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10, help="measured steps in each turn")
-    parser.add_argument("--stragglers", type=int, default=4, help="the first so many of four")
-    parser.add_argument("--events", type=int, default=10, help="elastic: of each kind")
-    add_queue_options(parser)
-    add_out_option(parser)
-    options = parser.parse_args()
-    reason = None if _LOCAL.issuperset(options.only) else why_not()
-    if reason:
-        print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
-        return 2
-    found = started()
-    results = {part: _PARTS[part](options) for part in options.only}
-    write_record(
-        "parameter_server", found, settings_of(options),
-        {part: result["raw"] for part, result in results.items()},
-        {part: result["summary"] for part, result in results.items()},
-        options.out or DEFAULT_FOLDER / f"parameter_server-{'-'.join(options.only)}.json",
-    )  # fmt: skip
-    return 0
+def measure(options: argparse.Namespace) -> Answer:
+    found = {part: _PARTS[part](options) for part in options.only}
+    return Answer(
+        {part: measured for part, (measured, _) in found.items()},
+        {part: summary for part, (_, summary) in found.items()},
+        name=f"parameter_server-{'-'.join(options.only)}",
+    )
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.only != ["elastic"] and (reason := why_not()):  # its processes are local
+        parser.error(f"emulated hosts do not work here: {reason}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(ask(
+        "parameter_server", __doc__, measure,
+        option("--only", list(_PARTS), choices=list(_PARTS)),
+        option("--rate-mbit", 1000.0),
+        option("--rounds", 2),
+        option("--steps", 10, "measured steps in each turn"),
+        option("--stragglers", 4, "the first so many of four"),
+        option("--events", 10, "elastic: of each kind"),
+        *queue_options(),
+        check=_check,
+        quick={"rounds": 1, "steps": 2, "stragglers": 1, "events": 1},
+    ))  # fmt: skip

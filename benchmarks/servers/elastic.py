@@ -126,7 +126,7 @@ class _ElasticJob:
         self._states.put(None)
 
 
-def elastic(options: argparse.Namespace) -> dict[str, Any]:
+def elastic(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """A job that trains on while each thing happens so many times."""
     events: list[tuple[str, float, float]] = []  # what, from, until
     with tempfile.TemporaryDirectory() as folder, _ElasticJob(Path(folder)) as job:
@@ -154,7 +154,7 @@ def elastic(options: argparse.Namespace) -> dict[str, Any]:
         codes = {server: job.servers[server].wait(_LIMIT_S) for server in job.servers}
     summary = _report(events, results)
     raw = {"events": events, "results": results, "codes": codes, "states": job.seen}
-    return {"raw": raw, "summary": summary}
+    return raw, summary
 
 
 def _report(

@@ -17,7 +17,6 @@ from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_inp
 from benchmarks.runner.workloads.profiles import PROFILES
 from benchmarks.servers.server_load import slices_of_servers
 from hvd_order.engine import engine_host
-from hvd_order.servers.worker.client import require_servers
 
 
 def raw(job: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +73,6 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
         "slice_settings": [host.slice_settings.slice_bytes, host.slice_settings.credit_bytes],
         "same": same,
         "weights": statistics.fmean(weights),
-        "aggregated_bytes": require_servers(host).transport.aggregated()[1],
     }
 
 

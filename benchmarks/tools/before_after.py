@@ -11,49 +11,44 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.runner.records.environment import ROOT, commit_of, started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.engine.scheduler_events import build
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.records.environment import ROOT, commit_of
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import turns
 
-_BENCH = "benchmarks/engine/scheduler_events_bench.cc"
 
-
-def main() -> None:
-    options = _options()
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     trees = {"before": options.before.resolve(), "now": ROOT}
-    commits = {name: commit_of(tree)[0] for name, tree in trees.items()}
     raw: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for benchmark in options.only:
             costs = raw[benchmark] = {name: [] for name in trees}
-            measure = _MEASURES[benchmark]
+            cost = _COSTS[benchmark]
             for _, name in turns(list(trees), options.rounds):
-                costs[name].append(measure(trees[name], Path(folder)))
+                place = Path(folder) / name
+                place.mkdir(exist_ok=True)
+                costs[name].append(cost(trees[name], place))
                 print(f"{benchmark}, {name}: {costs[name][-1]:.4g}", flush=True)
+    before = commit_of(trees["before"])[0]
     ratios = {name: paired_ratio(each["now"], each["before"]) for name, each in raw.items()}
-    print(f"\ncost now / cost before ({commits['before']}), median [95 %]\n")
+    print(f"\ncost now / cost before ({before}), median [95 %]\n")
     rows = [
         [name, statistics.median(raw[name]["before"]), statistics.median(raw[name]["now"]), ratio]
         for name, ratio in ratios.items()
     ]
     print(table(["benchmark", "before", "now", "now / before"], rows))
-    settings = {**settings_of(options), "before": commits["before"]}
-    write_record("before_after", found, settings, {"costs": raw},
-                 {"ratio": {name: ratio.to_json() for name, ratio in ratios.items()}},
-                 options.out)  # fmt: skip
+    summary = {"ratio": {name: ratio.to_json() for name, ratio in ratios.items()}}
+    return Answer({"costs": raw}, summary, {"before": before})
 
 
 def _overhead(tree: Path, folder: Path) -> float:
     """Step of `overhead` with hvd_order over the plain optimizer's, with the tree's package."""
-    out = folder / "overhead.json"
-    script = ROOT / "benchmarks" / "torch" / "overhead.py"
-    env = _environment(tree)
-    _run([sys.executable, str(script), "--steps", "100", "--out", str(out)], tree, env)
-    ratio: float = json.loads(out.read_text())["summary"]["ratio"]["median"]
+    found = _answer("overhead", tree, folder, "--steps", "100")
+    ratio: float = found["summary"]["ratio"]["median"]
     return ratio
 
 
@@ -61,15 +56,9 @@ def _per_parameter(tree: Path, folder: Path) -> float:
     """Seconds of forward, backward and ``step()`` of 400 tiny parameters on two ranks over those of
     the plain optimizer, with the tree's package.
     """
-    out = folder / "per_parameter.json"
-    env = _environment(tree)
-    script = ROOT / "benchmarks" / "torch" / "per_parameter.py"
-    command = "hvd_order.tools.cli" if (tree / "hvd_order/tools").exists() else "hvd_order.cli"
-    run = [sys.executable, "-m", command, "run", "-np", "2", sys.executable, str(script)]
-    _run([*run, "--out", str(out)], tree, env)
-    rounds = json.loads(out.read_text())["raw"]["rounds"]
     return statistics.median(
-        sum(each["hvd_order"].values()) / sum(each["plain"].values()) for each in rounds
+        sum(each["hvd_order"].values()) / sum(each["plain"].values())
+        for each in _answer("per_parameter", tree, folder)["raw"]["rounds"]
     )
 
 
@@ -81,7 +70,7 @@ def _throughput(tree: Path, folder: Path) -> float:
     old = tree / "benchmarks" / "throughput" / "main.py"
     start = [str(old)] if old.exists() else ["-m", "benchmarks.engine.throughput"]
     options = ["--slice-mib", "1", "--agreements", "leader", "--credit-mib", "32"]
-    env = _environment(tree)
+    env = {**os.environ, "PYTHONPATH": str(tree)}
     _run([sys.executable, *start, *options, "--out", str(out)], tree, env)
     [result] = json.loads(out.read_text())["raw"]["results"]
     medians = {name: statistics.median(each) for name, each in result["seconds"].items()}
@@ -90,19 +79,14 @@ def _throughput(tree: Path, folder: Path) -> float:
 
 def _scheduler_events(tree: Path, folder: Path) -> float:
     """Microseconds an event, mean over all cells, of the tree's scheduler."""
-    program = folder / f"scheduler_events_{tree.name}"
+    program = folder / "scheduler_events"
     if not program.exists():
-        sources = sorted(str(path) for path in (tree / "csrc" / "scheduler").glob("*.cc"))
-        _run([os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-DNDEBUG", f"-I{tree / 'csrc'}",
-              str(ROOT / _BENCH), *sources, "-o", str(program)], tree)  # fmt: skip
-    rates = folder / "rates.jsonl"
-    rates.unlink(missing_ok=True)
-    _run([str(program), str(rates)], tree)
-    rows = [json.loads(line) for line in rates.read_text().splitlines()]
+        build(tree, program)
+    rows = [json.loads(line) for line in _run([str(program)], tree).splitlines()]
     return statistics.fmean(1 / statistics.median(row["rates"]) for row in rows)
 
 
-_MEASURES: dict[str, Callable[[Path, Path], float]] = {
+_COSTS: dict[str, Callable[[Path, Path], float]] = {
     "overhead": _overhead,
     "per_parameter": _per_parameter,
     "throughput": _throughput,
@@ -110,25 +94,30 @@ _MEASURES: dict[str, Callable[[Path, Path], float]] = {
 }
 
 
-def _environment(tree: Path) -> dict[str, str]:
-    """Finds the tree's package, and what benchmarks share here where the tree lacks it."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
+def _answer(question: str, tree: Path, folder: Path, *options: str) -> Any:
+    """The result file of a question of this tree, asked of the tree's package."""
+    package = folder / "hvd_order"
+    if not package.exists():
+        package.symlink_to(tree / "hvd_order")
+    out = folder / f"{question}.json"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    script = ROOT / "benchmarks" / "torch" / f"{question}.py"
+    _run([sys.executable, str(script), *options, "--out", str(out)], tree, env)
+    return json.loads(out.read_text())
 
 
-def _run(command: list[str], tree: Path, env: dict[str, str] | None = None) -> None:
+def _run(command: list[str], tree: Path, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, cwd=tree, env=env, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):  # 1: a target was missed, which is no concern here
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("before", type=Path, metavar="TREE", help="another built checkout")
-    parser.add_argument("--only", nargs="+", choices=list(_MEASURES), default=list(_MEASURES))
-    parser.add_argument("--rounds", type=int, default=6, help="turns of each tree")
-    add_out_option(parser)
-    return parser.parse_args()
+    return done.stdout
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "before_after", __doc__, measure,
+        option("before", None, "another built checkout", type=Path, metavar="TREE"),
+        option("--only", list(_COSTS), choices=list(_COSTS)),
+        option("--rounds", 6, "turns of each tree"),
+        quick={"rounds": 1},
+    ))  # fmt: skip

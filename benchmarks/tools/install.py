@@ -21,20 +21,17 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.environments.installed import TRAIN, weights_in  # noqa: E402
 from helpers.environments.podman import Podman, pip_mounts  # noqa: E402
 
-from benchmarks.runner.records.environment import started  # noqa: E402
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record  # noqa: E402
+from benchmarks.runner.question import Answer, ask, option  # noqa: E402
 
 _BIN = "/env/bin"
 
 
-def main() -> None:
+def measure(options: argparse.Namespace) -> Answer:
     """Measures every step in a new container, some times."""
-    options = _options()
     if not options.wheel.is_file():
         raise SystemExit(f"error: there is no {options.wheel}; `make wheels` writes to dist")
     if shutil.which("podman") is None or os.geteuid() != 0:
         raise SystemExit("error: needs podman and root")
-    found = started()
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
         podman = Podman(Path(folder))
         mounts = [
@@ -48,11 +45,11 @@ def main() -> None:
         print(f"{statistics.median(each):8.1f} s  ({low:.1f} to {high:.1f})  {name}")
     wheel_mb = options.wheel.stat().st_size / 1e6
     print(f"{options.wheel.name}: {wheel_mb:.1f} MB")
-    write_record(
-        "install", found, {**settings_of(options), "wheel": options.wheel.name},
+    return Answer(
         {"seconds": seconds, "wheel_mb": wheel_mb},
-        {name: statistics.median(each) for name, each in seconds.items()}, options.out,
-    )  # fmt: skip
+        {name: statistics.median(each) for name, each in seconds.items()},
+        {"wheel": options.wheel.name},
+    )
 
 
 def _run(podman: Podman, options: argparse.Namespace, mounts: list[str]) -> dict[str, float]:
@@ -95,18 +92,13 @@ def _check_equal(one: str, two: str) -> None:
         raise SystemExit(f"error: the weights of two ranks are {apart:g} from one process's")
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("wheel", type=Path, metavar="WHEEL", help="of `make wheels`")
-    parser.add_argument("--base", default="debian:bookworm-slim",
-                        help="image with apt, pulled before; its Python must be the wheel's "
-                        "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--torch", default="torch==2.13.0",
-                        help="what pip installs (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--runs", type=int, default=3, help="new containers (default: %(default)s)")
-    add_out_option(parser)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(ask(
+        "install", __doc__, measure,
+        option("wheel", None, "of `make wheels`", type=Path, metavar="WHEEL"),
+        option("--base", "debian:bookworm-slim",
+               "image with apt, pulled before; its Python must be the wheel's"),
+        option("--torch", "torch==2.13.0", "what pip installs"),
+        option("--runs", 3, "new containers"),
+        quick={"runs": 1},
+    ))  # fmt: skip

@@ -1,38 +1,29 @@
-"""What forward, backward and ``step()`` cost for each parameter beside the plain optimizer.
+"""What do forward, backward and ``step()`` cost for each parameter, on two ranks? See README.md.
 
-Run it in two checkouts in turns to compare two versions:
-``hvd-order run -np 2 python -m benchmarks.torch.per_parameter``. Rank 0 prints nanoseconds a
-parameter: medians over the steps. Parameters are tiny, and all gradients travel in one slice.
+Parameters are tiny, and all gradients travel in one slice.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
+import sys
 import time
-
-os.environ.setdefault("HVD_ORDER_SLICE_BYTES", "16MiB")
+from typing import Any
 
 import torch
 
 import hvd_order.torch as hvd
-from benchmarks.runner.records.environment import environment
-from benchmarks.runner.records.record import (
-    DEFAULT_FOLDER,
-    add_out_option,
-    settings_of,
-    write_record,
-)
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.ranks import run_as_rank, run_ranks
 
 PARAMETERS = 400
 ELEMENTS = 64
-STEPS = 120
 FIRST = 40  # steps in which the model is learnt
 
 
-def times(distributed: bool) -> dict[str, float]:
+def times(distributed: bool, steps: int) -> dict[str, float]:
+    """Medians over the steps."""
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(ELEMENTS)) for _ in range(PARAMETERS)]
     optimizer = torch.optim.SGD(parameters, lr=1e-4 * hvd.size(), momentum=0.9)
@@ -40,7 +31,7 @@ def times(distributed: bool) -> dict[str, float]:
         optimizer = hvd.DistributedOptimizer(optimizer)
     taken: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}
     x = torch.ones(ELEMENTS)
-    for step in range(STEPS):
+    for step in range(FIRST + steps):
         optimizer.zero_grad()
         hvd.barrier()
         begin = time.perf_counter()
@@ -59,29 +50,34 @@ def times(distributed: bool) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_out_option(parser)
-    options = parser.parse_args()
-    found = environment()
-    hvd.init()
-    torch.set_num_threads(1)
-    rounds = [(times(False), times(True)) for _ in range(5)]
-    if hvd.rank() == 0:
-        cost = {
-            name: round(
-                statistics.median(ours[name] - plain[name] for plain, ours in rounds)
-                / PARAMETERS * 1e9
-            )
-            for name in rounds[0][0]
-        }  # fmt: skip
-        print(json.dumps({"nanoseconds a parameter, more than plain": cost}))
-        write_record(
-            "overhead", found, {**settings_of(options), "parameters": PARAMETERS},
-            {"rounds": [{"plain": plain, "hvd_order": ours} for plain, ours in rounds]},
-            {"ns_per_parameter": cost},
-            options.out or DEFAULT_FOLDER / "overhead-per_parameter.json",
-        )  # fmt: skip
+def in_rank(options: argparse.Namespace, _: torch.device) -> list[dict[str, Any]]:
+    return [
+        {"plain": times(False, options.steps), "hvd_order": times(True, options.steps)}
+        for _ in range(options.rounds)
+    ]
 
 
-main()
+def measure(options: argparse.Namespace) -> Answer:
+    rounds = run_ranks(2, sys.argv[1:], {"HVD_ORDER_SLICE_BYTES": "16MiB"})
+    cost = {
+        name: round(
+            statistics.median(each["hvd_order"][name] - each["plain"][name] for each in rounds)
+            / PARAMETERS * 1e9
+        )
+        for name in rounds[0]["plain"]
+    }  # fmt: skip
+    print(f"nanoseconds a parameter, more than plain: {cost}")
+    return Answer({"rounds": rounds}, {"ns_per_parameter": cost}, {"parameters": PARAMETERS},
+                  name="overhead-per_parameter")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(ask(
+        "overhead", __doc__, measure,
+        option("--rounds", 5),
+        option("--steps", 80, "measured in each round"),
+        quick={"rounds": 1, "steps": 5},
+        rank=lambda options: run_as_rank(
+            lambda device: in_rank(options, device), options.worker, "cpu"
+        ),
+    ))  # fmt: skip

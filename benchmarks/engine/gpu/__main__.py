@@ -23,9 +23,8 @@ from benchmarks.engine.gpu.driver import check_driver
 from benchmarks.engine.gpu.finding import Finding
 from benchmarks.engine.gpu.hooks import check_hooks
 from benchmarks.engine.gpu.issue import check_issue_cost
-from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.ranks import run_as_rank, run_ranks
 from hvd_order.torch.kernels import use_kernels
 
 Ask = Callable[[torch.device], Finding]
@@ -43,25 +42,21 @@ _STEPS = [name for name in _TWO_RANKS if name != "hooks"]
 CHECKS = (*_ONE_RANK, "hooks", "steps")
 
 
-def main() -> int:
-    options = _options()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("SKIP  speed on a GPU: torch.cuda.is_available() is False")
-        return 0
-    if options.worker:
-        _rank(options)
-        return 0
+def measure(options: argparse.Namespace) -> Answer:
     if options.device == "test":
         test_device.load()  # builds it
-    found = started()
-    outcomes = {name: _ask(name, options.device) for name in options.check}
+    outcomes = {name: _outcome(name, options.device) for name in options.check}
     missed = [name for name, outcome in outcomes.items() if outcome["outcome"] == "FAIL"]
-    write_record("gpu", found, settings_of(options), {"checks": outcomes}, {"failed": missed},
-                 options.out)  # fmt: skip
-    return 1 if missed else 0
+    return Answer({"checks": outcomes}, {"failed": missed}, failed=", ".join(missed))
 
 
-def _ask(name: str, device: str) -> dict[str, Any]:
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("SKIP  speed on a GPU: torch.cuda.is_available() is False")
+        parser.exit()
+
+
+def _outcome(name: str, device: str) -> dict[str, Any]:
     """Asks in ranks of its own, prints a line and returns the outcome."""
     nccl = device == "cuda" and torch.distributed.is_nccl_available()
     backend = "nccl" if nccl else "gloo"
@@ -95,16 +90,12 @@ def _rank(options: argparse.Namespace) -> None:
     run_as_rank(lambda _: _TWO_RANKS[name][0](device).to_json(), options.worker, "cpu")
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", nargs="+", choices=[*CHECKS, *_STEPS], default=list(CHECKS))
-    parser.add_argument("--device", choices=("cuda", "test"), default="cuda",
-                        help="test: the device of tests/device, to try it")  # fmt: skip
-    parser.add_argument("--backend", default="", help=argparse.SUPPRESS)
-    parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
-    add_out_option(parser)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ask(
+        "gpu", __doc__, measure,
+        option("--check", list(CHECKS), choices=[*CHECKS, *_STEPS]),
+        option("--device", "cuda", "test: the device of tests/device, to try it",
+               choices=("cuda", "test")),
+        option("--backend", "", argparse.SUPPRESS),
+        rank=_rank, check=_check, quick={"check": ["driver"]},
+    ))  # fmt: skip

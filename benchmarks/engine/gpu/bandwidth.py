@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 from helpers.device.opened import require_kernels
 from torch import Tensor
 
-from benchmarks.engine.gpu.clock import device_seconds
 from benchmarks.engine.gpu.finding import Finding
 from benchmarks.runner.ranks import finish
 from hvd_order._native import _torch as native
@@ -32,7 +32,7 @@ def check_bandwidth(
         for name, (work, moved) in _jobs(mib * _MIB, device).items():
             calls = max(8, min(256, _CACHE_BYTES // (mib * _MIB)))
             _repeat(work, 2)
-            seconds = device_seconds(functools.partial(_repeat, work, calls), device) / calls
+            seconds = _device_seconds(functools.partial(_repeat, work, calls), device) / calls
             figures[f"{name}_{mib}mib_s"] = seconds
             figures[f"{name}_{mib}mib_bytes_per_s"] = moved / seconds
     limit = figures[f"copy_{largest}mib_bytes_per_s"]
@@ -99,3 +99,19 @@ def _jobs(size: int, device: torch.device) -> dict[str, tuple[Callable[[int], ob
         "small": (pack_small, 8.0 * elements),
         "operators": (operators, 8.0 * elements),
     }  # fmt: skip
+
+
+def _device_seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds between two events around ``work``; on devices without timed events, of the host."""
+    finish(device)
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+    started = time.perf_counter()
+    work()
+    finish(device)
+    return time.perf_counter() - started

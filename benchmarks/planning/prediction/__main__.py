@@ -9,11 +9,10 @@ import sys
 from dataclasses import replace
 from typing import Any, Literal
 
-from benchmarks.hosts import EmulatedHosts, add_queue_options, queues, why_not
-from benchmarks.planning.prediction.cells import row, show, summary_of
+from benchmarks.hosts import EmulatedHosts, queue_options, queues
+from benchmarks.planning.prediction.cells import row, summary_of
 from benchmarks.planning.prediction.model import graph_of, layers_of
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from benchmarks.servers.placed_job import PlacedJob
 from hvd_order.planning.files.profiled_servers import costs_from
@@ -47,21 +46,15 @@ _JOB = "benchmarks.planning.prediction.job"
 _SHRINK = {"resnet50": 4, "densenet121": 2, "gpt2_small": 16}
 
 
-def main() -> int:
-    options = _options()
-    if reason := why_not():
-        print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
-        return 2
-    found = started()
-    cells: list[dict[str, Any]] = []
-    for name in options.models:
-        for rate_mbit in options.rates_mbit:
-            for mode in options.modes:
-                cells += _cells(name, rate_mbit, mode, options)
-    summary = summary_of(cells)
-    show(summary)
-    write_record("prediction", found, settings_of(options), {"cells": cells}, summary, options.out)
-    return 0
+def measure(options: argparse.Namespace) -> Answer:
+    cells = [
+        cell
+        for name in options.models
+        for rate_mbit in options.rates_mbit
+        for mode in options.modes
+        for cell in _cells(name, rate_mbit, mode, options)
+    ]
+    return Answer({"cells": cells}, summary_of(cells))
 
 
 def _cells(
@@ -208,23 +201,15 @@ def _run(
         return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition(" See")[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", choices=sorted(PROFILES),
-                        default=["resnet50", "densenet121", "gpt2_small"])  # fmt: skip
-    parser.add_argument("--rates-mbit", nargs="+", type=float, default=[500.0])
-    parser.add_argument(
-        "--modes",
-        nargs="+",
-        choices=_MODES,
-        default=["async", "sync", "allreduce"],
-    )
-    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8])
-    parser.add_argument("--steps", type=int, default=8, help="measured steps of each worker")
-    add_queue_options(parser)
-    add_out_option(parser)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ask(
+        "prediction", __doc__, measure,
+        option("--models", list(_SHRINK), choices=sorted(PROFILES)),
+        option("--rates-mbit", [500.0]),
+        option("--modes", ["async", "sync", "allreduce"], choices=_MODES),
+        option("--workers", [2, 4, 8]),
+        option("--steps", 8, "measured steps of each worker"),
+        *queue_options(),
+        on_hosts=True, quick={"models": ["resnet50"], "modes": ["sync"], "workers": [2, 3],
+                              "steps": 2},
+    ))  # fmt: skip

@@ -20,9 +20,9 @@ def row(cell: dict[str, Any]) -> list[str]:
 
 
 def summary_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Absolute relative errors: of the prediction, and the median of each closed form."""
+    """Absolute relative errors: of the prediction, and the median of each closed form. Printed."""
     errors = sorted(abs(cell["error"]) for cell in cells)
-    return {
+    summary = {
         "median_error": statistics.median(errors),
         "p90_error": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
         "worst_error": errors[-1],
@@ -33,12 +33,5 @@ def summary_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if any(c[name] is not None for c in cells)
         },
     }  # fmt: skip
-
-
-def show(summary: dict[str, Any]) -> None:
-    """Prints the summary."""
-    print(
-        f"\nmedian error {summary['median_error']:.1%}, 90 % {summary['p90_error']:.1%}, "
-        f"worst {summary['worst_error']:.1%}"
-    )
-    print("median errors of the closed forms:", summary["baselines"])
+    print("\nerrors:", summary)
+    return summary

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 
 from benchmarks.planning.prediction.model import graph_of
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from hvd_order.planning.predict.workers.throughput import Cluster, predict_servers
 from hvd_order.planning.predict.workers.worker_step import WorkerStep
@@ -22,25 +22,20 @@ _COMPUTE_S = 0.1
 _BYTES_PER_S = 1.25e9
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_out_option(parser)
-    options = parser.parse_args()
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     profile = PROFILES["resnet50"]().scaled_to(_COMPUTE_S)
     graph, rows = graph_of(profile, [_recorded(profile, random.Random(i)) for i in range(_SAMPLES)])
     step = WorkerStep(graph, rows, slice_bytes=_SLICE_BYTES)
     seconds = {}
-    for workers, steps in _STEPS.items():
+    for workers, steps in [*_STEPS.items()][: 1 if options.quick else None]:
         begin = time.process_time()
         predict_servers(step, Cluster(_BYTES_PER_S), workers, _SERVERS, seeds=1, steps=steps)
         taken = time.process_time() - begin
         seconds[f"{workers} workers, {steps} steps each"] = [taken]
         print(f"{workers:5} workers, {steps:4} steps each: {taken:6.2f} s, "
               f"{1e6 * taken / workers / steps:.0f} us a step")  # fmt: skip
-    settings = {**settings_of(options), "model": "resnet50", "servers": _SERVERS,
-                "pieces": len(step.tensor_bytes)}  # fmt: skip
-    write_record("prediction", found, settings, {"seconds": seconds}, {}, options.out)
+    settings = {"model": "resnet50", "servers": _SERVERS, "pieces": len(step.tensor_bytes)}
+    return Answer({"seconds": seconds}, settings=settings, name="prediction-speed")
 
 
 def _recorded(profile: Profile, draw: random.Random) -> list[tuple[str, str, float, float]]:
@@ -56,4 +51,4 @@ def _recorded(profile: Profile, draw: random.Random) -> list[tuple[str, str, flo
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ask("prediction", __doc__, measure, quick={}))

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import add_queue_options, queues, why_not
-from benchmarks.planning.prediction.cells import row, show, summary_of
+from benchmarks.hosts import queue_options, queues
+from benchmarks.planning.prediction.cells import row, summary_of
 from benchmarks.planning.prediction.model import layers_of
 from benchmarks.planning.prediction.strategy_cluster import StrategyCluster
-from benchmarks.runner.records.environment import started
-from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from hvd_order.planning.files.profile import read_profile
 from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
@@ -38,12 +37,7 @@ _BARE_WARM_UP = 2
 _SHRINK = {"resnet50": 16, "densenet121": 4, "gpt2_small": 64}
 
 
-def main() -> int:
-    options = _options()
-    if reason := why_not():
-        print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
-        return 2
-    found = started()
+def measure(options: argparse.Namespace) -> Answer:
     cells: list[dict[str, Any]] = []
     alone: list[dict[str, Any]] = []
     for name in options.models:
@@ -51,13 +45,9 @@ def main() -> int:
             alone.append(one)
             cells += some
     summary = summary_of(cells)
-    show(summary)
     words = [f"{one['model']} {one['rate_mbit']:g} {one['error']:+.1%}" for one in alone]
-    print(f"\none worker, which was profiled: {', '.join(words)}")
-    raw = {"strategy_cells": cells, "alone": alone}
-    del options.keep
-    write_record("prediction", found, settings_of(options), raw, summary, options.out)
-    return 0
+    print(f"one worker, which was profiled: {', '.join(words)}")
+    return Answer({"strategy_cells": cells, "alone": alone}, summary)
 
 
 def _of_model(
@@ -151,10 +141,6 @@ def _profiled(
                 cluster.coordinator.ask("profile", worker=traces[0], servers=traces[1],
                                         model=model.name, file=file)  # fmt: skip
                 profile = read_profile(file)
-                if options.keep:
-                    kept = Path(options.keep)
-                    kept.mkdir(parents=True, exist_ok=True)
-                    profile.write(kept / f"{model.name}-{mbit:g}.json")
                 times, _ = cluster.trace(place / "bare", "bare", times=_BARE)
                 bare = cluster.coordinator.ask("bare_times", worker=times)
             costs = profile.servers
@@ -203,20 +189,17 @@ def _link(bare: dict[str, dict[str, Any]], between_s: float) -> tuple[Cluster, d
     return cluster, knows
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition(" See")[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", choices=sorted(PROFILES), default=list(_SHRINK))
-    parser.add_argument("--rates-mbit", nargs="+", type=float, default=[400.0, 200.0])
-    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 6])
-    parser.add_argument("--servers", nargs="+", type=int, default=[1])
-    parser.add_argument("--shrink", type=int, help="a model has 1/N of its parameters")
-    parser.add_argument("--steps", type=int, default=14, help="measured steps of each worker")
-    parser.add_argument("--profiled", type=int, default=43, help="steps of the profile")
-    add_queue_options(parser)
-    parser.add_argument("--keep", metavar="FOLDER", help="keep the profiles there")
-    add_out_option(parser)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ask(
+        "prediction", __doc__, measure,
+        option("--models", list(_SHRINK), choices=sorted(PROFILES)),
+        option("--rates-mbit", [400.0, 200.0]),
+        option("--workers", [2, 4, 6]),
+        option("--servers", [1]),
+        option("--shrink", None, "a model has 1/N of its parameters", type=int),
+        option("--steps", 14, "measured steps of each worker"),
+        option("--profiled", 43, "steps of the profile"),
+        *queue_options(),
+        on_hosts=True, quick={"models": ["resnet50"], "rates_mbit": [400.0], "workers": [2, 3],
+                              "steps": 2, "profiled": 4},
+    ))  # fmt: skip

@@ -40,9 +40,8 @@ class _Process:
         timer = threading.Timer(_LIMIT_S, self._process.kill)
         timer.start()
         try:
-            for line in self._process.stdout:
-                if line.startswith('{"answer"'):
-                    return json.loads(line)["answer"]
+            if line := self._process.stdout.readline():
+                return json.loads(line)
         finally:
             timer.cancel()
         raise SystemExit(f"a process of the job ended with {self._process.wait()}")

@@ -1,6 +1,6 @@
 """One process of a job with ParameterServerStrategy: the coordinator, a worker or a server.
 
-Obeys commands, one JSON object a line, and answers each with one. Layers compute by sleeping, as
+Obeys the commands of its standard input (runner/commands.py). Layers compute by sleeping, as
 those of benchmarks/runner/workloads/tensorflow_model.py. The coordinator traces them, but Python
 runs in the workers: the operator knows a function of Python by a name that its process has given
 it, which is the same for the first function of every process.
@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from benchmarks.runner.commands import serve
 
 _STEP_SPREAD = 0.12  # sigma of a step's factor on the time of all its layers, log-normal
 _FACTORS = 20  # quantiles of it, of which each worker takes all, in random order, then again
@@ -209,16 +211,11 @@ def _pushing(variables: list[Any], tiny: Any) -> Any:
     return tf.function(push, autograph=False)
 
 
-def main() -> None:
+def _role() -> Coordinator | Task:
     job: dict[str, Any] = json.loads(sys.argv[1])
-    role = Coordinator(job) if job["task"] == "chief" else Task(job)
-    print(json.dumps({"answer": None}), flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        answer = getattr(role, command.pop("do"))(**command)
-        print(json.dumps({"answer": answer}), flush=True)
-    os._exit(0)  # TensorFlow's servers have no end of their own
+    return Coordinator(job) if job["task"] == "chief" else Task(job)
 
 
 if __name__ == "__main__":
-    main()
+    serve(_role)
+    os._exit(0)  # TensorFlow's servers have no end of their own

@@ -18,12 +18,6 @@ _NOT_SETTINGS = {"out", "worker"}
 _DIGITS = 7  # of a number: a microsecond in ten seconds
 
 
-def add_out_option(parser: argparse.ArgumentParser) -> None:
-    """Lets the user choose the result file."""
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="result file (default: out/results/BENCHMARK.json)")  # fmt: skip
-
-
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """The options that say what was measured."""
     return {
@@ -74,7 +68,8 @@ def write_record(
     path = (out or DEFAULT_FOLDER / f"{benchmark}.json").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_text(plain), "utf-8")
-    print(f"\n{table_of(path)}\n")
+    if table := table_of(path):
+        print(f"\n{table}\n")
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     print(f"all measurements: {shown}")
     return path
