@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+_SAMPLE_S = 0.01
 _INTERFACE = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
 
 
@@ -34,6 +38,25 @@ def switches() -> int:
 def threads() -> int:
     """Threads of this process."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+@contextlib.contextmanager
+def link_samples() -> Iterator[list[tuple[float, int]]]:
+    """Samples of the machine's clock and of `sent_bytes`, a hundred a second, until the end."""
+    samples: list[tuple[float, int]] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(_SAMPLE_S):
+            samples.append((time.monotonic(), sent_bytes()))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        sampler.join()
 
 
 def step_s(answers: Sequence[dict[str, Any]]) -> list[float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks.runner.commands import cpu_s, sent_bytes, serve
+from benchmarks.runner.commands import cpu_s, link_samples, sent_bytes, serve
 from benchmarks.runner.workloads.profiles import PROFILES
 from benchmarks.runner.workloads.tensorflow_model import EmulatedModel, sum_of_outputs
 
 _LEARNING_RATE = 1e-2
-_SAMPLE_S = 0.01
 
 
 class _Stamps(keras.callbacks.Callback):  # type: ignore[misc]
@@ -174,18 +172,8 @@ class Worker:
 
     def record(self, job: str, warm_up: int) -> dict[str, Any]:
         """One steady step, the last of an epoch; answers as worker.py does."""
-        samples: list[tuple[float, int]] = []
-        done = threading.Event()
-
-        def sample() -> None:
-            while not done.wait(_SAMPLE_S):
-                samples.append((time.monotonic(), sent_bytes()))
-
-        sampler = threading.Thread(target=sample)
-        sampler.start()
-        stamps = self._fit(job, warm_up + 1, warm_up)
-        done.set()
-        sampler.join()
+        with link_samples() as samples:
+            stamps = self._fit(job, warm_up + 1, warm_up)
         begin = stamps.starts[-1]
         events = self._jobs[job].model.recorder.events
         return {

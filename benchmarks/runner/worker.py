@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +17,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from benchmarks.runner.commands import cpu_s, sent_bytes, serve, switches, threads
+from benchmarks.runner.commands import (
+    cpu_s,
+    link_samples,
+    sent_bytes,
+    serve,
+    switches,
+    threads,
+)
 from benchmarks.runner.systems import SYSTEMS, Trainer, saturated_all_reduce
 from benchmarks.runner.workloads.build import build
 from benchmarks.runner.workloads.emulated_device import make_bfloat16
 from benchmarks.runner.workloads.workload import Workload, adamw
-
-_SAMPLE_S = 0.01
 
 
 @dataclass
@@ -170,21 +174,11 @@ class Worker:
         for _ in range(warm_up):
             trainer.step()
         recorder.events.clear()
-        samples: list[tuple[float, int]] = []
-        done = threading.Event()
-
-        def sample() -> None:
-            while not done.wait(_SAMPLE_S):
-                samples.append((time.monotonic(), sent_bytes()))
-
-        sampler = threading.Thread(target=sample)
-        sampler.start()
-        begin = time.monotonic()
-        trainer.step()
-        step_s = time.monotonic() - begin
-        trainer.step()  # the transfers of the recorded step may run on into it
-        done.set()
-        sampler.join()
+        with link_samples() as samples:
+            begin = time.monotonic()
+            trainer.step()
+            step_s = time.monotonic() - begin
+            trainer.step()  # the transfers of the recorded step may run on into it
         trainer.finish()
         self._barrier()
         return {

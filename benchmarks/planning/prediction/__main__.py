@@ -10,19 +10,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from benchmarks.hosts import EmulatedHosts, queue_options, queues
-from benchmarks.planning.prediction.cells import row, summary_of
-from benchmarks.planning.prediction.model import graph_of, layers_of
+from benchmarks.planning.prediction.cells import closed_forms, row, summary_of
+from benchmarks.planning.prediction.model import graph_of
 from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from benchmarks.servers.placed_job import PlacedJob
 from hvd_order.planning.files.profiled_servers import costs_from
 from hvd_order.planning.predict.workers.calibration import calibrate, measured_cluster
-from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
-from hvd_order.planning.predict.workers.fit import (
-    fit_optimus_async,
-    fit_optimus_sync,
-    fit_pollux,
-)
 from hvd_order.planning.predict.workers.throughput import (
     predict_all_reduce,
     predict_servers,
@@ -82,7 +76,7 @@ def _cells(
         updates = len(step.tensor_bytes) * workers * options.steps
         late[workers] = found["late"] / updates
         measured[workers] = rate_while_all_train(ends[workers], _WARM_UP)
-    forms = _closed_forms(step, link, mode, measured)
+    forms = closed_forms(step, link, mode, measured)
     cells = []
     for workers, steps_per_s in measured.items():
         predicted = _predicted(step, costs, link, mode, workers)
@@ -95,7 +89,7 @@ def _cells(
             "profiled": linked["servers"],
             "ends": ends[workers], "late": late[workers],
         })  # fmt: skip
-        print(" ".join(row(cells[-1])), flush=True)
+        print(row(cells[-1]), flush=True)
     return cells
 
 
@@ -126,39 +120,6 @@ def _predicted(
     }  # fmt: skip
 
 
-def _closed_forms(
-    step: WorkerStep, link: float, mode: str, measured: dict[int, float]
-) -> dict[int, dict[str, float | None]]:
-    """What formulas say for each number of workers.
-
-    Optimus' formula, or Pollux' for all-reduce, is fitted to the two smallest measured numbers.
-    """
-    think_s = statistics.fmean(step.compute_s)
-    stations = [sum(step.tensor_bytes) / link] * 2
-    few = sorted(measured)[:2]
-
-    def fitted(workers: int) -> float:
-        if mode in ("async", "bounded"):
-            of_async = fit_optimus_async([(w, 1, measured[w]) for w in few])
-            return of_async.steps_per_s(workers, 1)
-        if mode == "sync":
-            of_sync = fit_optimus_sync([(w, 1, w, measured[w] / w) for w in few])
-            return workers * of_sync.steps_per_s(workers, 1, workers)
-        alone = [(1.0, 1, 1, think_s)]
-        pollux = fit_pollux(alone + [(1.0, w, w, w / measured[w]) for w in few])
-        return workers / pollux.step_s(1.0, workers, workers)
-
-    return {
-        workers: {
-            "mean_value": mean_value_analysis(think_s, stations, workers)[-1]
-            if mode in ("async", "bounded") else None,
-            "bound": None if mode == "allreduce" else upper_bound(think_s, stations, workers),
-            "fitted": None if workers in few else fitted(workers),
-        }
-        for workers in measured
-    }  # fmt: skip
-
-
 @functools.cache
 def _measured_link(rate_mbit: float, **queues: Any) -> float:
     """Bytes/s of a server's link, each way, while two workers push and pull at once."""
@@ -172,7 +133,9 @@ def _measured_link(rate_mbit: float, **queues: Any) -> float:
 def _layers(name: str, rate_mbit: float) -> Profile:
     shrink = _SHRINK.get(name, 1)
     rate = _PAYLOAD * rate_mbit * 1e6 / 8
-    return layers_of(name, shrink, _COMPUTE * PROFILES[name]().size_bytes / shrink / rate)
+    profile = PROFILES[name]()
+    compute_s = _COMPUTE * profile.size_bytes / shrink / rate
+    return profile.scaled_to(compute_s).shrunk(shrink)
 
 
 def _run(

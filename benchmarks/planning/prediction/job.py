@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import hvd_order.torch as hvd
-from benchmarks.planning.prediction.model import layers_of
 from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_input
+from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.engine.engine_host import running_host
 from hvd_order.engine.job import process
 from hvd_order.planning.files.profiled_servers import document_of
@@ -29,7 +29,8 @@ def main() -> None:
     job: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     hvd.init()
-    model = EmulatedModel(layers_of(job["model"], job["shrink"], job["compute_s"]), hvd.rank())
+    profile = PROFILES[job["model"]]().scaled_to(job["compute_s"]).shrunk(job["shrink"])
+    model = EmulatedModel(profile, hvd.rank())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())

@@ -1,4 +1,4 @@
-"""What workers train, and the graph and durations that one worker's recording makes of it."""
+"""The graph and durations that one worker's recording makes of a model."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.runner.workloads.profiles import PROFILES, Profile
+from benchmarks.runner.workloads.profiles import Profile
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 
 _ELEMENT_BYTES = 4
-
-
-def layers_of(name: str, shrink: int, compute_s: float) -> Profile:
-    """A model with a part of its parameters, whose step computes for so long."""
-    profile = PROFILES[name]().scaled_to(compute_s)
-    layers = [
-        replace(layer, tensors=tuple(max(1, n // shrink) for n in layer.tensors))
-        for layer in profile.layers
-    ]
-    return replace(profile, layers=tuple(layers))
 
 
 def graph_of(

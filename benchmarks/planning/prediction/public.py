@@ -38,7 +38,8 @@ def measure(options: argparse.Namespace) -> Answer:
                 counts = " -> ".join(str(len(each)) for each in points)
                 rows.append([application, split, counts, *map(_percent, found.values())])
     print("Pollux: errors in %, median / 90 %; numbers of nodes\n")
-    print(table(("application", "fit -> predict", "points", "Pollux", "ring, shared link"), rows))
+    header = ("application", "fit -> predict", "points", "Pollux", "ring, shared link")
+    print(*table(header, rows), sep="\n")
     return Answer({"published": errors}, settings={"pollux": options.pollux.name},
                   name="prediction-public")  # fmt: skip
 

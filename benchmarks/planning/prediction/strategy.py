@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts import queue_options, queues
-from benchmarks.planning.prediction.cells import row, summary_of
-from benchmarks.planning.prediction.model import layers_of
+from benchmarks.planning.prediction.cells import closed_forms, row, summary_of
 from benchmarks.planning.prediction.strategy_cluster import StrategyCluster
 from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from hvd_order.planning.files.profile import read_profile
-from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
-from hvd_order.planning.predict.workers.fit import fit_optimus_async
 from hvd_order.planning.predict.workers.throughput import (
     Cluster,
     predict_servers,
@@ -55,53 +52,44 @@ def _of_model(
 ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """One worker profiled, the others predicted and measured; at each rate."""
     shrink = options.shrink or _SHRINK.get(name, 8)
-    size = PROFILES[name]().size_bytes / shrink
+    whole = PROFILES[name]()
     models = {
-        mbit: layers_of(name, shrink, _COMPUTE * size / (1e6 * mbit * _PAYLOAD))
+        mbit: whole.scaled_to(_COMPUTE * whole.size_bytes / shrink / (1e6 * mbit * _PAYLOAD))
+        .shrunk(shrink)
         for mbit in options.rates_mbit
-    }
+    }  # fmt: skip
     known = _profiled(models, options)
-    measured: dict[tuple[float, int, int], float] = {}
-    ends: dict[tuple[float, int, int], list[list[float]]] = {}
-    for servers in options.servers:
-        for workers in options.workers:
-            with _cluster(workers, servers, models, options) as cluster:
-                for mbit, model in models.items():
-                    cluster.set_rate(mbit)
-                    cluster.set_layers(_seconds(model))
-                    key = mbit, workers, servers
-                    ends[key] = cluster.run(_WARM_UP + options.steps)
-                    measured[key] = rate_while_all_train(ends[key], _WARM_UP)
+    measured: dict[float, dict[int, float]] = {mbit: {} for mbit in models}
+    ends: dict[tuple[float, int], list[list[float]]] = {}
+    for workers in options.workers:
+        with _cluster(workers, models, options) as cluster:
+            for mbit, model in models.items():
+                cluster.set_rate(mbit)
+                cluster.set_layers(_seconds(model))
+                began = ends[mbit, workers] = cluster.run(_WARM_UP + options.steps)
+                measured[mbit][workers] = rate_while_all_train(began, _WARM_UP)
     found = []
     for mbit, one in known.items():
         step, link = one["step"], one["cluster"]
-        think_s = statistics.fmean(step.compute_s)
-        mine = {key[1:]: each for key, each in measured.items() if key[0] == mbit}
-        few = sorted(mine)[:2]
-        fitted = fit_optimus_async([(*key, mine[key]) for key in few])
+        forms = closed_forms(step, link.worker_bytes_per_s, "async", measured[mbit])
         cells = []
-        for (workers, servers), steps_per_s in mine.items():
-            predicted = predict_servers(step, link, workers, servers)
-            stations = [sum(step.tensor_bytes) / link.worker_bytes_per_s / servers] * 2
+        for workers, steps_per_s in measured[mbit].items():
+            predicted = predict_servers(step, link, workers, 1)
             cells.append({
-                "model": name, "rate_mbit": mbit,
-                "mode": "async" if servers == 1 else f"async, {servers} servers",
-                "workers": workers, "servers": servers,
+                "model": name, "rate_mbit": mbit, "mode": "async", "workers": workers,
                 "measured": steps_per_s, "predicted": predicted.steps_per_s,
                 "interval": [predicted.low, predicted.high],
                 "error": predicted.steps_per_s / steps_per_s - 1,
-                "mean_value": mean_value_analysis(think_s, stations, workers)[-1],
-                "bound": upper_bound(think_s, stations, workers),
-                "fitted": None if (workers, servers) in few
-                else fitted.steps_per_s(workers, servers),
-                "ends": ends[mbit, workers, servers],
+                **forms[workers],
+                "ends": ends[mbit, workers],
             })  # fmt: skip
-            print(" ".join(row(cells[-1])), flush=True)
+            print(row(cells[-1]), flush=True)
         predicted = predict_servers(step, link, 1, 1)
         alone = {
             "model": name, "rate_mbit": mbit, "measured": one["measured"],
             "predicted": predicted.steps_per_s,
-            "error": predicted.steps_per_s / one["measured"] - 1, "compute_s": think_s,
+            "error": predicted.steps_per_s / one["measured"] - 1,
+            "compute_s": statistics.fmean(step.compute_s),
             "bare": one["bare"], "link_bytes_per_s": link.worker_bytes_per_s, "knows": one["knows"],
         }  # fmt: skip
         found.append((alone, cells))
@@ -109,11 +97,11 @@ def _of_model(
 
 
 def _cluster(
-    workers: int, servers: int, models: dict[float, Profile], options: argparse.Namespace
+    workers: int, models: dict[float, Profile], options: argparse.Namespace
 ) -> StrategyCluster:
     mbit, model = next(iter(models.items()))
     layers = [layer.tensors for layer in model.layers]
-    return StrategyCluster(workers, servers, layers, mbit, **queues(options))
+    return StrategyCluster(workers, layers, mbit, **queues(options))
 
 
 def _seconds(model: Profile) -> list[float]:
@@ -126,7 +114,7 @@ def _profiled(
 ) -> dict[float, dict[str, Any]]:
     """One worker and one server at each rate: the step, the cluster, and what they are from."""
     found = {}
-    with _cluster(1, 1, models, options) as cluster:
+    with _cluster(1, models, options) as cluster:
         for mbit, model in models.items():
             cluster.set_rate(mbit)
             cluster.set_layers(_seconds(model))
@@ -195,7 +183,6 @@ if __name__ == "__main__":
         option("--models", list(_SHRINK), choices=sorted(PROFILES)),
         option("--rates-mbit", [400.0, 200.0]),
         option("--workers", [2, 4, 6]),
-        option("--servers", [1]),
         option("--shrink", None, "a model has 1/N of its parameters", type=int),
         option("--steps", 14, "measured steps of each worker"),
         option("--profiled", 43, "steps of the profile"),

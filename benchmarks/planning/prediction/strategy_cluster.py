@@ -48,7 +48,7 @@ class _Process:
 
 
 class StrategyCluster:
-    """A coordinator, workers and servers, each on a host of its own.
+    """A coordinator, workers and a server, each on a host of its own.
 
     The coordinator has a host of its own, so that what it sends to workers takes nothing of the
     server's link.
@@ -57,7 +57,6 @@ class StrategyCluster:
     def __init__(
         self,
         workers: int,
-        servers: int,
         layers: Sequence[Sequence[int]],
         rate_mbit: float,
         **queues: Any,
@@ -66,20 +65,16 @@ class StrategyCluster:
 
         ``queues``: arguments of `EmulatedHosts`.
         """
-        self._hosts = EmulatedHosts(workers + servers + 1, rate_mbit, **queues)
-        self._count = workers + servers + 1
-        tasks = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]
-        places = self._hosts.addresses
-        cluster = {
-            "worker": [f"{places[i]}:{_PORT}" for i in range(workers)],
-            "ps": [f"{places[workers + i]}:{_PORT}" for i in range(servers)],
-            "chief": [f"{places[-1]}:{_PORT}"],
-        }
+        self._hosts = EmulatedHosts(workers + 2, rate_mbit, **queues)
+        self._count = workers + 2
+        tasks = [*(("worker", i) for i in range(workers)), ("ps", 0), ("chief", 0)]
+        places = [f"{address}:{_PORT}" for address in self._hosts.addresses]
+        cluster = {"worker": places[:workers], "ps": places[workers:-1], "chief": places[-1:]}
         job = {"cluster": cluster, "layers": layers}
         try:
             started = [
                 self._start(host, {**job, "task": task, "index": index})
-                for host, (task, index) in enumerate([*tasks, ("chief", 0)])
+                for host, (task, index) in enumerate(tasks)
             ]
             each = [_Process(process) for process in started]
         except BaseException:

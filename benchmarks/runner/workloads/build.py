@@ -42,7 +42,7 @@ def build(
                     parameter.zero_()
 
         return Workload(emulated, model_input, recorder=emulated.recorder, reset=zero)
-    model, data = REAL_MODELS[name](rank)
+    model, data = REAL_MODELS[name](None, torch.Generator().manual_seed(1 + rank))
     first = [parameter.detach().clone() for parameter in model.parameters()]
 
     def restore() -> None:

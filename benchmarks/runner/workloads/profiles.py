@@ -91,6 +91,14 @@ class Profile:
             ),
         )
 
+    def shrunk(self, parts: int) -> Profile:
+        """The same layers with one in so many of their parameters each."""
+        layers = [
+            replace(layer, tensors=tuple(max(1, size // parts) for size in layer.tensors))
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
+
 
 def _layer(name: str, tensors: Sequence[int], flops: float, elements_moved: float) -> Layer:
     moved_bytes = _ELEMENT_BYTES * (elements_moved + sum(tensors))

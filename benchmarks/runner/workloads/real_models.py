@@ -17,9 +17,6 @@ from torch.nn import functional
 from benchmarks.runner.workloads.recorder import Recorder
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
-_GPT_BATCH = 4
-_CNN_BATCH = 16
-
 
 class _Mark(torch.autograd.Function):
     @staticmethod
@@ -83,20 +80,24 @@ class _Embed(nn.Module):
 
 
 class _Predict(nn.Module):
+    targets: torch.Tensor
+
     def __init__(self, gpt: Gpt, targets: torch.Tensor) -> None:
         super().__init__()
         self.norm, self.head = gpt.norm, gpt.head
-        self.targets = targets
+        self.register_buffer("targets", targets, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return next_token_loss(self.head(self.norm(x)), self.targets)
 
 
 class _Classify(nn.Module):
+    targets: torch.Tensor
+
     def __init__(self, inputs: int, targets: torch.Tensor) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, 10)
-        self.targets = targets
+        self.register_buffer("targets", targets, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(self.linear(x), self.targets)
@@ -111,23 +112,23 @@ class _Mean(nn.Module):
         return functional.mse_loss(self.linear(x), torch.zeros_like(x))
 
 
-def demo_gpt(rank: int) -> tuple[StagedModel, torch.Tensor]:
+def demo_gpt(size: int | None, generator: torch.Generator) -> Made:
     """The model of `hvd-order demo`, 13 MB."""
     gpt = Gpt(GptConfig())
-    generator = torch.Generator().manual_seed(1 + rank)
     text = torch.randint(
-        gpt.config.vocabulary, (_GPT_BATCH, gpt.config.context + 1), generator=generator
-    )
+        gpt.config.vocabulary, (size or 4, gpt.config.context + 1), generator=generator,
+        device="cpu",
+    )  # fmt: skip
     blocks = {f"block{i}": block for i, block in enumerate(gpt.blocks)}
     stages = {"embed": _Embed(gpt), **blocks, "predict": _Predict(gpt, text[:, 1:])}
     return StagedModel(stages), text[:, :-1]
 
 
-def small_cnn(rank: int) -> tuple[StagedModel, torch.Tensor]:
+def small_cnn(size: int | None, generator: torch.Generator) -> Made:
     """Four convolutions and two linear layers on images of 32 x 32, 23 MB."""
-    generator = torch.Generator().manual_seed(1 + rank)
-    images = torch.randn(_CNN_BATCH, 3, 32, 32, generator=generator)
-    labels = torch.randint(10, (_CNN_BATCH,), generator=generator)
+    size = size or 16
+    images = torch.randn(size, 3, 32, 32, generator=generator, device="cpu")
+    labels = torch.randint(10, (size,), generator=generator, device="cpu")
     widths = [3, 64, 128, 256, 512]
     stages: dict[str, nn.Module] = {
         f"conv{i}": nn.Sequential(
@@ -140,18 +141,19 @@ def small_cnn(rank: int) -> tuple[StagedModel, torch.Tensor]:
     return StagedModel(stages), images
 
 
-def linear8(rank: int) -> tuple[StagedModel, torch.Tensor]:
+def linear8(size: int | None, generator: torch.Generator) -> Made:
     """Eight linear layers of 256, 2.1 MB: as little computation as there is."""
-    generator = torch.Generator().manual_seed(1 + rank)
     stages: dict[str, nn.Module] = {
         f"linear{i}": nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for i in range(7)
     }
     stages["predict"] = _Mean(256)
-    return StagedModel(stages), torch.randn(32, 256, generator=generator)
+    return StagedModel(stages), torch.randn(size or 32, 256, generator=generator, device="cpu")
 
 
-REAL_MODELS: dict[str, Callable[[int], tuple[StagedModel, torch.Tensor]]] = {
+Made = tuple[StagedModel, torch.Tensor]
+REAL_MODELS: dict[str, Callable[[int | None, torch.Generator], Made]] = {
     "demo_gpt": demo_gpt,
     "linear8": linear8,
     "small_cnn": small_cnn,
 }
+"""Make a model and its batch, of so many samples or as many as suit a CPU."""

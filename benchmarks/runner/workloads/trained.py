@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.runner.workloads.real_models import REAL_MODELS
 from benchmarks.runner.workloads.workload import Workload
-from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 
 def build(
@@ -42,7 +43,7 @@ def build(
     batch = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), work.batch())
     lists = [module for module in work.model.modules() if isinstance(module, nn.ModuleList)]
     blocks = max(lists, key=len) if lists else next(work.model.children()).children()
-    return replace(work, batch=lambda: batch, blocks=list(blocks), autocast=autocast)
+    return replace(work, batch=lambda: batch, blocks=work.blocks or list(blocks), autocast=autocast)
 
 
 class _Images(nn.Module):
@@ -67,15 +68,6 @@ class _Tokens(nn.Module):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self.model(input_ids=batch, labels=batch).loss
         return loss
-
-
-class _DemoGpt(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Gpt(GptConfig())
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return next_token_loss(self.model(batch[:, :-1]), batch[:, 1:])
 
 
 def _momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -115,24 +107,14 @@ def _language(
     return make
 
 
-def _small_cnn(size: int, generator: torch.Generator) -> Workload:
-    widths = [3, 64, 128, 256, 512]
-    layers: list[nn.Module] = []
-    for i in range(4):
-        stride = 1 if i == 0 else 2
-        layers += [nn.Conv2d(widths[i], widths[i + 1], 3, stride, padding=1), nn.ReLU()]
-    layers += [nn.Flatten(), nn.Linear(512 * 4 * 4, 512), nn.ReLU(), nn.Linear(512, 10)]
-    images = torch.randn(size, 3, 32, 32, generator=generator, device="cpu")
-    labels = torch.randint(10, (size,), generator=generator, device="cpu")
-    return Workload(_Images(nn.Sequential(*layers)), lambda: (images, labels), _momentum)
+def _small(
+    name: str, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], **more: Any
+) -> Callable[[int, torch.Generator], Workload]:
+    def make(size: int, generator: torch.Generator) -> Workload:
+        model, data = REAL_MODELS[name](size, generator)
+        return Workload(model, lambda: data, optimizer, blocks=list(model.children()), **more)
 
-
-def _demo_gpt(size: int, generator: torch.Generator) -> Workload:
-    config = GptConfig()
-    text = torch.randint(
-        config.vocabulary, (size, config.context + 1), generator=generator, device="cpu"
-    )
-    return Workload(_DemoGpt(), lambda: text, _adamw, max_norm=1.0)
+    return make
 
 
 WORKLOADS: dict[str, tuple[Callable[[int, torch.Generator], Workload], int]] = {
@@ -150,7 +132,7 @@ WORKLOADS: dict[str, tuple[Callable[[int, torch.Generator], Workload], int]] = {
                   num_attention_heads=32, num_key_value_heads=8, hidden_size=2048,
                   intermediate_size=8192, vocab_size=128256, tie_word_embeddings=True), 2,
     ),
-    "small_cnn": (_small_cnn, 16),
-    "demo_gpt": (_demo_gpt, 4),
+    "small_cnn": (_small("small_cnn", _momentum), 16),
+    "demo_gpt": (_small("demo_gpt", _adamw, max_norm=1.0), 4),
 }  # fmt: skip
 """How to make each workload, and its usual number of samples a rank."""
