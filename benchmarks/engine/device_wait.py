@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> Answer:
             name, f"{1e3 * statistics.median(seconds):.1f}", f"{1e3 * low:.1f}-{1e3 * high:.1f}",
             paired_ratio(seconds, optimum_s), paired_ratio(seconds, systems["enqueued"]),
         ])  # fmt: skip
-    print(table(["wait", "step ms", "95 %", "/ optimum", "/ enqueued"], rows))
+    print(*table(["wait", "step ms", "95 %", "/ optimum", "/ enqueued"], rows), sep="\n")
     over = {name: paired_ratio(seconds, optimum_s).to_json() for name, seconds in systems.items()}
     return Answer(
         {"seconds": systems, "optimum_s": optimum_s, "settings": settings}, {"over_optimum": over}

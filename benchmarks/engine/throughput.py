@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace) -> Answer:
         rows.append([f"{result['slice_mib']:g}", result["window"], *rates, *over])
     names = [*results[0]["seconds"], *(f"ratio {kind}" for kind in options.agreements)]
     print("algbw in GB/s, median; ratio of throughputs to the better plain one [95 %]\n")
-    print(table(["slice MiB", "in flight", *names], rows))
+    print(*table(["slice MiB", "in flight", *names], rows), sep="\n")
     wrong = "" if all(result["sums_right"] for result in results) else "wrong sums"
     return Answer({"results": results}, {"results": summaries}, failed=wrong)
 
@@ -89,10 +89,8 @@ def in_rank(options: argparse.Namespace, device: torch.device) -> list[dict[str,
             host.add_model(MODEL, layout, [buffer], plan)
             variants[kind] = lambda host=host, views=views: ours(host, views)
         seconds = take_turns(
-            {
-                name: lambda work=work: check.around(lambda: seconds_of(work, device))
-                for name, work in variants.items()
-            },
+            variants,
+            lambda name, of=variants: [check.around(lambda: seconds_of(of[name], device))],
             options.rounds,
             options.warm_up,
         )

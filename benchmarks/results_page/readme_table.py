@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.results_page.documents import Documents
 from benchmarks.results_page.measures import CellOf
 from benchmarks.results_page.page import replaced
-from benchmarks.results_page.tables import table
+from benchmarks.runner.records.report import table
 
 _WORDS = ("none", "one", "two", "three", "four", "five", "six")
 _TUNED, _DEFAULT = "best of five", "default 25 MiB"
@@ -51,7 +51,7 @@ def readme_with_table(readme: str, documents: Documents) -> str:
 
 def _table(documents: Documents) -> str:
     rows = [[row.text, *_bold(_figures(documents, row))] for row in _ROWS]
-    return "\n".join(table(rows, _HEADER))
+    return "\n".join(table(_HEADER, rows))
 
 
 def _figures(documents: Documents, row: _Row) -> tuple[str, ...]:

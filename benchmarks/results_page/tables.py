@@ -8,12 +8,8 @@ from typing import Any
 
 from benchmarks.results_page.documents import Document
 from benchmarks.results_page.measures import last_outcomes, queues_of
+from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
-    """Lines of a Markdown table."""
-    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def _cells(runs: Sequence[Document]) -> list[str]:
@@ -44,7 +40,7 @@ def _cells(runs: Sequence[Document]) -> list[str]:
                 ])  # fmt: skip
     header = ("model, hosts, Mbit/s", "local s", "wire s", "optimum s", "system", "step s",
               "range", "/ optimum", "/ hvd_order", "link", "processor s", "commit")  # fmt: skip
-    return table(rows, header)
+    return table(header, rows)
 
 
 def _over_ours(systems: Mapping[str, Any], name: str) -> str:
@@ -74,7 +70,7 @@ def _ranks_of_one_host(runs: Sequence[Document]) -> list[str]:
     header = ("model, ranks", "system", "step ms", "/ DDP", "interval", "processor ms a rank",
               "switches a rank", "messages", "threads of rank 0, last", "settings",
               "commit")  # fmt: skip
-    return table(rows, header)
+    return table(header, rows)
 
 
 def _language_loops(runs: Sequence[Document]) -> list[str]:
@@ -92,7 +88,7 @@ def _language_loops(runs: Sequence[Document]) -> list[str]:
             ])  # fmt: skip
     header = ("model, hosts, Mbit/s", "system", "step s", "/ DDP", "interval", "processor s",
               "sent MB", "state MB a rank", "/ DDP's", "commit")  # fmt: skip
-    return table(rows, header)
+    return table(header, rows)
 
 
 def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
@@ -112,8 +108,8 @@ def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
     return [
         f"Simulated, {most:,} ranks:",
         "",
-        *table(steps, ("model, link", "agreement", "step ms", "added ms", "of the step",
-                       "decision ms", "fan-out", "busiest rank's messages", "KiB", "commit")),
+        *table(("model, link", "agreement", "step ms", "added ms", "of the step", "decision ms",
+                "fan-out", "busiest rank's messages", "KiB", "commit"), steps),
     ]  # fmt: skip
 
 
@@ -124,7 +120,7 @@ def _gpu_checks(runs: Sequence[Document]) -> list[str]:
         missed = f"missed: {one['missed']}; " if one.get("missed") else ""
         said = missed + one["text"] if "text" in one else "an error"
         rows.append([name, one["outcome"], said, one.get("backend") or "", run.commit])
-    return table(rows, ("check", "outcome", "what it found", "over", "commit"))
+    return table(("check", "outcome", "what it found", "over", "commit"), rows)
 
 
 def _nodes(runs: Sequence[Document]) -> list[str]:
@@ -147,7 +143,7 @@ def _nodes(runs: Sequence[Document]) -> list[str]:
                 ])  # fmt: skip
     header = ("model, ranks, device", "link Gbit/s", "system", "step ms", "/ local",
               "not hidden ms", "by profiler ms", "commit")  # fmt: skip
-    return table(rows, header)
+    return table(header, rows)
 
 
 def _predictions(runs: Sequence[Document]) -> list[str]:
@@ -175,14 +171,14 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
         for split, errors in splits.items()
     ]  # fmt: skip
     if not published:
-        return table(rows, header)
+        return table(header, rows)
     return [
-        *table(rows, header),
+        *table(header, rows),
         "",
         "Published measurements of Pollux, numbers of nodes, median errors of two forms:",
         "",
-        *table(published, ("application", "fitted to -> predicted", "Pollux'",
-                           "workers of a node share its link", "commit")),
+        *table(("application", "fitted to -> predicted", "Pollux'",
+                "workers of a node share its link", "commit"), published),
     ]  # fmt: skip
 
 

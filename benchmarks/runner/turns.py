@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,14 +25,21 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 
 
 def take_turns(
-    measure: Mapping[str, Callable[[], float]], rounds: int, warm_up: int
+    names: Iterable[str],
+    measure: Callable[[str], Sequence[float]],
+    rounds: int,
+    warm_up: int = 0,
 ) -> dict[str, list[float]]:
-    """What each of ``measure`` returned, round by round; the first ``warm_up`` rounds not kept."""
-    values: dict[str, list[float]] = {name: [] for name in measure}
-    for number, name in turns(list(measure), warm_up + rounds):
-        value = measure[name]()
+    """What each turn of each system measured, one after the other.
+
+    Args:
+        warm_up: rounds before, which are not kept.
+    """
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for number, name in turns(list(values), warm_up + rounds):
+        measured = measure(name)
         if number >= warm_up:
-            values[name].append(value)
+            values[name] += measured
     return values
 
 

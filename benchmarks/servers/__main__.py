@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.hosts import EmulatedHosts, queue_options, queues, why_not
 from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.records.summary import paired_ratio
-from benchmarks.runner.turns import turns
+from benchmarks.runner.turns import take_turns
 from benchmarks.runner.workloads.profiles import PROFILES
 from benchmarks.servers.elastic import elastic
 from benchmarks.servers.placed_job import PlacedJob
@@ -37,7 +37,7 @@ def raw(options: argparse.Namespace) -> Part:
             seconds: list[float] = placed.run(job, {})["seconds"]
             return seconds
 
-        seconds = _in_turns(settings, options.rounds, run)
+        seconds = take_turns(settings, run, options.rounds)
     shares = {name: bound_s / statistics.median(values) for name, values in seconds.items()}
     print(f"raw: {shares} of the full-duplex bound {bound_s:.3f} s")
     return {"seconds": seconds, "bound_s": bound_s}, {"share_of_bound": shares}
@@ -67,7 +67,7 @@ def ordered(options: argparse.Namespace) -> Part:
             assert answer["same"], "the workers' weights differ"
             return list(answer["seconds"][_UNMEASURED:])
 
-        seconds = _in_turns(systems, options.rounds, run)
+        seconds = take_turns(systems, run, options.rounds)
     ratios = {}
     for name, values in seconds.items():
         ratio = paired_ratio(seconds["in order"], values)
@@ -130,21 +130,11 @@ def aggregation(options: argparse.Namespace) -> Part:
             answer = _with_trouble(job, trouble, {**asynchronous, **helpers}, options)
             return list(answer["seconds"][_UNMEASURED:])
 
-        found[trouble] = seconds = _in_turns(("straight", "aggregated"), options.rounds, run)
+        found[trouble] = seconds = take_turns(("straight", "aggregated"), run, options.rounds)
         ratio = paired_ratio(seconds["aggregated"], seconds["straight"])
         print(f"{trouble}: aggregated / straight {ratio}", flush=True)
         summary[trouble] = ratio.to_json()
     return found, {"aggregated_over_straight": summary}
-
-
-def _in_turns(
-    names: Sequence[str] | Mapping[str, Any], rounds: int, run: Callable[[str], list[float]]
-) -> dict[str, list[float]]:
-    """What each turn of each system measured, one after the other."""
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _, name in turns(list(names), rounds):
-        seconds[name] += run(name)
-    return seconds
 
 
 def _with_trouble(

@@ -1,22 +1,24 @@
-"""One worker of the benchmark; worker 0 prints a line of JSON."""
+"""One worker of the benchmark; worker 0 prints lines of JSON."""
 
 from __future__ import annotations
 
 import json
-import resource
-import statistics
+import select
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
 from typing import Any
 
 import torch
+from torch import nn
 
 import hvd_order.torch as hvd
 from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_input
 from benchmarks.runner.workloads.profiles import PROFILES
-from benchmarks.servers.server_load import slices_of_servers
 from hvd_order.engine import engine_host
+from hvd_order.servers.worker.client import require_servers, servers_of
+
+_REST_S = 0.002  # between steps: leaves the processors to servers that start
 
 
 def raw(job: dict[str, Any]) -> dict[str, Any]:
@@ -36,12 +38,7 @@ def raw(job: dict[str, Any]) -> dict[str, Any]:
 
 def steps(job: dict[str, Any]) -> dict[str, Any]:
     """Trains a model whose layers sleep."""
-    profile = PROFILES[job["model"]]()
-    profile = profile.scaled_to(job["compute_s"])
-    if shrink := job.get("shrink"):
-        layers = [replace(layer, tensors=tuple(max(1, n // shrink) for n in layer.tensors))
-                  for layer in profile.layers]  # fmt: skip
-        profile = replace(profile, layers=tuple(layers))
+    profile = PROFILES[job["model"]]().scaled_to(job["compute_s"]).shrunk(job.get("shrink", 1))
     model = EmulatedModel(profile, hvd.rank())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -58,31 +55,67 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
         owned_slices.append(slices_of_servers())
         begin = time.monotonic()
     optimizer.flush()
-    host = engine_host.running_host()
-    assert host is not None
-    weights = [float(p.detach().double().sum()) for p in model.parameters()]
-    same = all(
-        torch.equal(weights, each)
-        for weights, each in [
-            (torch.tensor(weights), torch.tensor(w)) for w in hvd.allgather_object(weights)
-        ]
+    return {"seconds": seconds, "owned_slices": owned_slices, "same": same_weights(model)}
+
+
+def train(_: dict[str, Any]) -> dict[str, Any]:
+    """Steps of a small model until worker 0's standard input ends; it tells what servers own."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 8)
     )
-    return {
-        "seconds": seconds,
-        "owned_slices": owned_slices,
-        "slice_settings": [host.slice_settings.slice_bytes, host.slice_settings.credit_bytes],
-        "same": same,
-        "weights": statistics.fmean(weights),
-    }
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    x = torch.randn(16, 64)
+    steps: list[tuple[float, float]] = []  # begin and duration, seconds
+    told: dict[str, Any] = {}
+    over = False
+    while not over:
+        begin = time.monotonic()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x[:, :8].sin()).backward()
+        optimizer.step()
+        optimizer.flush()
+        steps.append((begin, time.monotonic() - begin))
+        stop = 0.0
+        if hvd.rank() == 0:
+            host = engine_host.running_host()
+            assert host is not None
+            owned = slices_of_servers()
+            now = {"servers": sorted(require_servers(host).transport.servers()),
+                   "owners": sorted(owned), "owned_slices": owned}  # fmt: skip
+            if now != told:
+                told = now
+                said = {"at": time.monotonic(), "step": len(steps) - 1, **now}
+                print(json.dumps(said), flush=True)
+            stop = float(bool(select.select([sys.stdin], [], [], 0)[0]))
+        over = hvd.allreduce(torch.tensor(stop), op=hvd.Sum).item() > 0
+        time.sleep(_REST_S)
+    assert same_weights(model), "the workers' weights differ"
+    return {"results": [{"steps": each} for each in hvd.allgather_object(steps)]}
+
+
+def same_weights(model: nn.Module) -> bool:
+    """Whether all workers have the same; collective."""
+    sums = [float(p.detach().double().sum()) for p in model.parameters()]
+    return all(each == sums for each in hvd.allgather_object(sums))
+
+
+def slices_of_servers() -> dict[int, int]:
+    """How many of the newest model's slices each server owns; empty before they are cut."""
+    host = engine_host.running_host()
+    servers = None if host is None else servers_of(host)
+    if host is None or servers is None or not host.models:
+        return {}
+    places = servers.transport.places(max(host.models))
+    return dict(sorted(Counter(owner for owner, _ in places).items()))
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     hvd.init()
-    answer = {"raw": raw, "steps": steps}[job["what"]](job)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    answer["cpu_s"] = usage.ru_utime + usage.ru_stime
+    answer = {"raw": raw, "steps": steps, "train": train}[job["what"]](job)
     if hvd.rank() == 0:
         print(json.dumps(answer), flush=True)
     hvd.shutdown()

@@ -18,21 +18,24 @@ from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.records.environment import ROOT, commit_of
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
-from benchmarks.runner.turns import turns
+from benchmarks.runner.turns import take_turns
 
 
 def measure(options: argparse.Namespace) -> Answer:
     trees = {"before": options.before.resolve(), "now": ROOT}
     raw: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
+        places = {name: Path(folder, name) for name in trees}
+        for place in places.values():
+            place.mkdir()
         for benchmark in options.only:
-            costs = raw[benchmark] = {name: [] for name in trees}
-            cost = _COSTS[benchmark]
-            for _, name in turns(list(trees), options.rounds):
-                place = Path(folder) / name
-                place.mkdir(exist_ok=True)
-                costs[name].append(cost(trees[name], place))
-                print(f"{benchmark}, {name}: {costs[name][-1]:.4g}", flush=True)
+
+            def cost(name: str, benchmark: str = benchmark) -> list[float]:
+                found = _COSTS[benchmark](trees[name], places[name])
+                print(f"{benchmark}, {name}: {found:.4g}", flush=True)
+                return [found]
+
+            raw[benchmark] = take_turns(trees, cost, options.rounds)
     before = commit_of(trees["before"])[0]
     ratios = {name: paired_ratio(each["now"], each["before"]) for name, each in raw.items()}
     print(f"\ncost now / cost before ({before}), median [95 %]\n")
@@ -40,7 +43,7 @@ def measure(options: argparse.Namespace) -> Answer:
         [name, statistics.median(raw[name]["before"]), statistics.median(raw[name]["now"]), ratio]
         for name, ratio in ratios.items()
     ]
-    print(table(["benchmark", "before", "now", "now / before"], rows))
+    print(*table(["benchmark", "before", "now", "now / before"], rows), sep="\n")
     summary = {"ratio": {name: ratio.to_json() for name, ratio in ratios.items()}}
     return Answer({"costs": raw}, summary, {"before": before})
 
