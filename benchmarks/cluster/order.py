@@ -6,7 +6,6 @@ import argparse
 import math
 import random
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,7 +117,6 @@ def measure(options: argparse.Namespace) -> Answer:
     summary: dict[str, dict[str, object]] = {}
     for gbit in options.gbit:
         capacity = [gbit * 1e9 / 8] * options.machines
-        begin = time.process_time()
         mixes, seed = [], 0
         while len(mixes) < options.mixes:
             mix = draw_mix(seed, options.jobs, options.machines, options.slots, options.alike)
@@ -130,21 +128,18 @@ def measure(options: argparse.Namespace) -> Answer:
             for between in BETWEEN:
                 cells[inside, between] = [of_mix(mix, inside, between, capacity) for mix in mixes]
         today = cells["buckets", "fair"]
-        print(f"{gbit:g} Gbit/s, {len(mixes)} of {seed} mixes, "
-              f"{time.process_time() - begin:.0f} s of processor time")  # fmt: skip
-        print(f"{'inside':>8} {'between':>8}  utilisation  over today [95 %]         "
-              "iteration over today [95 %]")  # fmt: skip
+        print(f"{gbit:g} Gbit/s, {len(mixes)} of {seed} mixes")
         for (inside, between), values in cells.items():
             used = paired_ratio([u for u, _ in values], [u for u, _ in today])
             slow = paired_ratio([s for _, s in values], [s for _, s in today])
             mean = sum(u for u, _ in values) / len(values)
-            print(f"{inside:>8} {between:>8}  {mean:11.3f}  {used}      {slow}")
+            print(f"{inside} inside, {between} between: utilisation {mean:.3f}, over today {used}; "
+                  f"iteration over today {slow}")  # fmt: skip
             name = f"{gbit:g} Gbit/s, {inside}, {between}"
             raw[name] = {"utilisation": [u for u, _ in values],
                          "iteration over alone": [s for _, s in values]}  # fmt: skip
             summary[name] = {"utilisation": mean, "utilisation over today": used.to_json(),
                              "iteration over today": slow.to_json()}  # fmt: skip
-        print()
     return Answer(raw, summary, name="cluster-order-alike" if options.alike else "cluster-order")
 
 

@@ -1,4 +1,4 @@
-"""What do kernels, calls into the driver, slices and steps cost on a GPU? See README.md."""
+"""What do kernels, hooks, slices and steps cost on a GPU? See README.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from helpers.device.opened import open_device
 
 from benchmarks.engine.gpu import steps
 from benchmarks.engine.gpu.bandwidth import check_bandwidth
-from benchmarks.engine.gpu.driver import check_driver
 from benchmarks.engine.gpu.finding import Finding
 from benchmarks.engine.gpu.hooks import check_hooks
 from benchmarks.engine.gpu.issue import check_issue_cost
@@ -36,7 +35,7 @@ _TWO_RANKS: Mapping[str, tuple[Ask, Mapping[str, str]]] = {
     **{name: (steps.train_ours, way) for name, way in WAITS.items()},
 }
 _ONE_RANK: Mapping[str, Ask] = {
-    "bandwidth": check_bandwidth, "driver": check_driver, "issue": check_issue_cost,
+    "bandwidth": check_bandwidth, "issue": check_issue_cost,
 }  # fmt: skip
 _STEPS = [name for name in _TWO_RANKS if name != "hooks"]
 CHECKS = (*_ONE_RANK, "hooks", "steps")
@@ -97,5 +96,5 @@ if __name__ == "__main__":
         option("--device", "cuda", "test: the device of tests/device, to try it",
                choices=("cuda", "test")),
         option("--backend", "", argparse.SUPPRESS),
-        rank=_rank, check=_check, quick={"check": ["driver"]},
+        rank=_rank, check=_check, quick={"check": ["hooks"]},
     ))  # fmt: skip
