@@ -16,7 +16,7 @@ import hvd_order.torch as hvd
 from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.ranks import new_host, run_as_rank, run_ranks, seconds_of, slowest
 from benchmarks.runner.records.report import table
-from benchmarks.runner.records.summary import Summary, paired_ratio
+from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import take_turns
 from hvd_order._native import _torch as native
 from hvd_order.engine.engine_host import EngineHost
@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> Answer:
         summaries.append({
             "slice_mib": result["slice_mib"],
             "better_plain": better,
-            "seconds": {name: Summary.of(values).to_json() for name, values in seconds.items()},
+            "seconds": {name: statistics.median(each) for name, each in seconds.items()},
             "ratio": {
                 kind: {name: ratio.to_json() for name, ratio in each.items()}
                 for kind, each in ratios.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results_page.documents import Documents
@@ -17,31 +16,15 @@ _HEADER = ("model, hosts, network", "DDP", "DDP's buckets", "Horovod", "hvd_orde
            "commit")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A cell, and its last figures from the time before data was kept (HISTORY.md)."""
-
-    text: str
-    cell: CellOf
-    last: tuple[str, str, str, str, str, str]
-
-
-_ROWS = [
-    _Row("ResNet-50, 2, 1 Gbit/s", CellOf("resnet50"),
-         ("1.180", _TUNED, "1.221", "0.923", "0.914", "75549d8")),
-    _Row("ResNet-50, 4, 1 Gbit/s", CellOf("resnet50", hosts=4),
-         ("1.765", _TUNED, "", "1.376", "1.347", "4e0eb44")),
-    _Row("ResNet-50, 8, 200 Mbit/s", CellOf("resnet50", 8, 200.0),
-         ("10.342", _DEFAULT, "", "7.627", "7.574", "75225fc")),
-    _Row("DenseNet-121, 2, 1 Gbit/s", CellOf("densenet121"),
-         ("0.389", _TUNED, "", "0.333", "0.318", "4e0eb44")),
-    _Row("DLRM with its large embedding in front, 2, 1 Gbit/s", CellOf("dlrm"),
-         ("1.794", _TUNED, "", "1.796", "1.779", "75225fc")),
-    _Row("VGG-16, 2, 2 Gbit/s", CellOf("vgg16", rate_mbit=2000.0),
-         ("3.162", _TUNED, "", "2.425", "2.384", "4e0eb44")),
-    _Row("GPT-2 small, 2, 2 Gbit/s", CellOf("gpt2_small", rate_mbit=2000.0),
-         ("3.251", _TUNED, "", "2.906", "2.843", "4e0eb44")),
-]  # fmt: skip
+_ROWS = {
+    "ResNet-50, 2, 1 Gbit/s": CellOf("resnet50"),
+    "ResNet-50, 4, 1 Gbit/s": CellOf("resnet50", hosts=4),
+    "ResNet-50, 8, 200 Mbit/s": CellOf("resnet50", 8, 200.0),
+    "DenseNet-121, 2, 1 Gbit/s": CellOf("densenet121"),
+    "DLRM with its large embedding in front, 2, 1 Gbit/s": CellOf("dlrm"),
+    "VGG-16, 2, 2 Gbit/s": CellOf("vgg16", rate_mbit=2000.0),
+    "GPT-2 small, 2, 2 Gbit/s": CellOf("gpt2_small", rate_mbit=2000.0),
+}
 
 
 def readme_with_table(readme: str, documents: Documents) -> str:
@@ -50,13 +33,13 @@ def readme_with_table(readme: str, documents: Documents) -> str:
 
 
 def _table(documents: Documents) -> str:
-    rows = [[row.text, *_bold(_figures(documents, row))] for row in _ROWS]
+    rows = [[text, *_bold(_figures(documents, cell))] for text, cell in _ROWS.items()]
     return "\n".join(table(_HEADER, rows))
 
 
-def _figures(documents: Documents, row: _Row) -> tuple[str, ...]:
+def _figures(documents: Documents, wanted: CellOf) -> tuple[str, ...]:
     for ddp, buckets in (("ddp_tuned", _TUNED), ("ddp", _DEFAULT)):
-        found = row.cell.find(documents, ddp, "hvd_order")
+        found = wanted.find(documents, ddp, "hvd_order")
         if found is not None:
             document, cell = found
             tried = document.content["settings"].get("buckets_mib")
@@ -66,7 +49,7 @@ def _figures(documents: Documents, row: _Row) -> tuple[str, ...]:
                 _step(cell, ddp), buckets, _step(cell, "horovod"), _step(cell, "hvd_order"),
                 f"{cell['optimum_s']:.3f}", document.commit,
             )  # fmt: skip
-    return row.last
+    raise LookupError(f"no file has a cell with DDP and hvd_order: {wanted}")
 
 
 def _step(cell: dict[str, Any], system: str) -> str:

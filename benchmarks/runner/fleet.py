@@ -54,9 +54,7 @@ class Fleet:
         self._restless = restless
         self._log = log
         own = "tensorflow_worker.py" if peer.startswith("tensorflow") else "worker.py"
-        folders = (tree / "benchmarks" / name for name in ("runner", "side_by_side"))
-        # The second is where checkouts from before the first have it.
-        worker = next(each for folder in folders if (each := folder / own).exists())
+        worker = tree / "benchmarks" / "runner" / own
         path = {"PYTHONPATH": str(tree)}
         self._ranks = [
             hosts.popen(

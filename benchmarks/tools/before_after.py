@@ -70,8 +70,7 @@ def _throughput(tree: Path, folder: Path) -> float:
     benchmark: it uses the engine below the public interface.
     """
     out = folder / "throughput.json"
-    old = tree / "benchmarks" / "throughput" / "main.py"
-    start = [str(old)] if old.exists() else ["-m", "benchmarks.engine.throughput"]
+    start = ["-m", "benchmarks.engine.throughput"]
     options = ["--slice-mib", "1", "--agreements", "leader", "--credit-mib", "32"]
     env = {**os.environ, "PYTHONPATH": str(tree)}
     _run([sys.executable, *start, *options, "--out", str(out)], tree, env)

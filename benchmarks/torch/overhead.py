@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import hvd_order.torch as hvd
 from benchmarks.runner.question import Answer, ask, option
 from benchmarks.runner.ranks import finish
-from benchmarks.runner.records.summary import Summary, paired_ratio
+from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import turns
 from hvd_order.tools.demo.corpus import VOCABULARY, Batches, load_corpus
 from hvd_order.tools.demo.gpt import GptConfig, next_token_loss
@@ -57,7 +58,7 @@ def measure(options: argparse.Namespace) -> Answer:
         {
             "ratio": ours.to_json(),
             "control_ratio": control.to_json(),
-            "seconds": {name: Summary.of(values).to_json() for name, values in seconds.items()},
+            "step_s": {name: statistics.median(values) for name, values in seconds.items()},
             "largest_weight_difference": difference,
         },
         failed="the two optimizers did not train the same weights" if apart else "",

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_order.torch as hvd
 from benchmarks.engine.gpu.finding import Finding
 from benchmarks.runner.ranks import finish, slowest
+from hvd_order.planning.steps.efficiency import busy_s
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 _WARM_UP = 6
@@ -100,23 +101,15 @@ def _gaps(step: Callable[[], None]) -> float:
         for _ in range(_PROFILED):
             step()
         torch.cuda.synchronize()
-    spans = sorted(
+    spans = [
         (event.time_range.start, event.time_range.end)
         for event in profile.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
-    )
-    return idle_share(spans)
-
-
-def idle_share(spans: list[tuple[float, float]]) -> float:
-    """Share of the time from the first to the last of ``spans``, sorted, that none covers."""
+    ]
     if not spans:
         return 1.0
-    covered, until = 0.0, spans[0][0]
-    for begin, end in spans:
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return 1 - covered / (until - spans[0][0])
+    begins, ends = zip(*spans, strict=True)
+    return 1 - busy_s(spans) / (max(ends) - min(begins))
 
 
 def judge(found: Mapping[str, Finding]) -> Finding:

@@ -10,33 +10,6 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A sample in a few numbers, in the unit of the sample."""
-
-    count: int
-    minimum: float
-    lower_quartile: float
-    median: float
-    upper_quartile: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        ordered = sorted(values)
-        return cls(
-            count=len(ordered),
-            minimum=ordered[0],
-            lower_quartile=_quantile(ordered, 0.25),
-            median=statistics.median(ordered),
-            upper_quartile=_quantile(ordered, 0.75),
-            p99=_quantile(ordered, 0.99),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class Ratio:
     """Median of paired ratios, with an interval for the median.
 
@@ -99,10 +72,3 @@ def _left_out(count: int, confidence: float) -> int:
 def _at_most(heads: int, tosses: int) -> float:
     """Probability of so few heads, a fair coin given."""
     return sum(math.comb(tosses, k) for k in range(heads + 1)) / 2**tosses
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
