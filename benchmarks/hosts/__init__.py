@@ -2,13 +2,10 @@
 
 from .emulated import QUEUE_MS, EmulatedHosts
 from .namespaces import HostsUnavailable, why_not
-from .options import queue_options, queues
 
 __all__ = [
     "QUEUE_MS",
     "EmulatedHosts",
     "HostsUnavailable",
-    "queue_options",
-    "queues",
     "why_not",
 ]

@@ -61,7 +61,7 @@ def run(hosts: EmulatedHosts, command: Sequence[str]) -> int:
             copies.append(threading.Thread(target=_copy, args=(source, target, name)))
             copies[-1].start()
     try:
-        code = _first_failure(ranks)
+        code = first_failure(ranks)
     finally:
         hosts.close()  # so that nobody holds the pipes' other ends
         for copy in copies:
@@ -93,8 +93,8 @@ def check(hosts: EmulatedHosts, options: argparse.Namespace) -> int:
     return 0
 
 
-def _first_failure(ranks: Sequence[subprocess.Popen[Any]]) -> int:
-    """Waits until a rank fails or all have succeeded."""
+def first_failure(ranks: Sequence[subprocess.Popen[Any]]) -> int:
+    """Waits until a rank fails or all have succeeded; 0, or the exit code of that rank."""
     waiting = dict(enumerate(ranks))
     while waiting:
         for number, rank in list(waiting.items()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import HostsUnavailable, why_not
+from benchmarks.hosts import QUEUE_MS, HostsUnavailable, why_not
 from benchmarks.runner.fleet import RankFailed
 from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import DEFAULT_FOLDER, settings_of, write_record
@@ -59,6 +59,18 @@ def option(name: str, default: Any, help: str | None = None, **more: Any) -> Opt
     else:
         kind = {"type": str if default is None else type(default), "default": default}
     return Option(name, {**kind, "help": help, **more})
+
+
+QUEUES = (
+    option("--queue-ms", QUEUE_MS, "length of the queues of hosts and switch"),
+    option("--acks-first", False, "acknowledgments do not wait behind data, as with fq_codel"),
+)
+"""How emulated hosts queue packets; see `queues`."""
+
+
+def queues(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `QUEUES` as arguments of `EmulatedHosts`."""
+    return {"acks_first": options.acks_first, "queue_ms": options.queue_ms}
 
 
 def ask(

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.hosts import EmulatedHosts, queue_options, queues, why_not
-from benchmarks.runner.question import Answer, ask, option
+from benchmarks.hosts import EmulatedHosts, why_not
+from benchmarks.runner.question import QUEUES, Answer, ask, option, queues
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import take_turns
 from benchmarks.runner.workloads.profiles import PROFILES
@@ -183,7 +183,7 @@ if __name__ == "__main__":
         option("--steps", 10, "measured steps in each turn"),
         option("--stragglers", 4, "the first so many of four"),
         option("--events", 10, "elastic: of each kind"),
-        *queue_options(),
+        *QUEUES,
         check=_check,
         quick={"rounds": 1, "steps": 2, "stragglers": 1, "events": 1},
     ))  # fmt: skip

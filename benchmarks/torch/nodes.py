@@ -7,7 +7,6 @@ import gc
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.hosts import EmulatedHosts, HostsUnavailable
+from benchmarks.hosts.main import first_failure
 from benchmarks.runner.records.environment import ROOT, describe, environment
 from benchmarks.runner.records.record import settings_of, table_of, write_record
 from benchmarks.runner.systems import SYSTEMS, Trainer
@@ -104,17 +104,13 @@ def _launch_emulated(options: argparse.Namespace) -> int:
     except (HostsUnavailable, ValueError) as error:
         sys.stderr.write(f"no emulated hosts: {error}\n")
         return 2
-    with ThreadPoolExecutor(options.emulated_hosts) as waiters, made as hosts:
+    with made as hosts:
         ranks = []
         for host in range(options.emulated_hosts):
             env = {**os.environ, **hosts.rank_environment(host), **_OF_EMULATED}
             command = [sys.executable, *sys.argv]
             ranks.append(hosts.popen(host, command, env=env, own_memory=False))
-        # The first that fails ends the others: closing the hosts ends what runs on them.
-        for ended in as_completed([waiters.submit(rank.wait) for rank in ranks]):
-            if code := ended.result():
-                return code
-        return 0
+        return first_failure(ranks)  # closing the hosts ends what still runs on them
 
 
 def _rank(options: argparse.Namespace) -> int:

@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from typing import Any, Literal
 
-from benchmarks.hosts import EmulatedHosts, queue_options, queues
+from benchmarks.hosts import EmulatedHosts
 from benchmarks.planning.prediction.cells import closed_forms, row, summary_of
 from benchmarks.planning.prediction.model import graph_of
-from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.question import QUEUES, Answer, ask, option, queues
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from benchmarks.servers.placed_job import PlacedJob
 from hvd_order.planning.files.profiled_servers import costs_from
@@ -172,7 +172,7 @@ if __name__ == "__main__":
         option("--modes", ["async", "sync", "allreduce"], choices=_MODES),
         option("--workers", [2, 4, 8]),
         option("--steps", 8, "measured steps of each worker"),
-        *queue_options(),
+        *QUEUES,
         on_hosts=True, quick={"models": ["resnet50"], "modes": ["sync"], "workers": [2, 3],
                               "steps": 2},
     ))  # fmt: skip

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import queue_options, queues
 from benchmarks.planning.prediction.cells import closed_forms, row, summary_of
 from benchmarks.planning.prediction.strategy_cluster import StrategyCluster
-from benchmarks.runner.question import Answer, ask, option
+from benchmarks.runner.question import QUEUES, Answer, ask, option, queues
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from hvd_order.planning.files.profile import read_profile
 from hvd_order.planning.predict.workers.throughput import (
@@ -186,7 +185,7 @@ if __name__ == "__main__":
         option("--shrink", None, "a model has 1/N of its parameters", type=int),
         option("--steps", 14, "measured steps of each worker"),
         option("--profiled", 43, "steps of the profile"),
-        *queue_options(),
+        *QUEUES,
         on_hosts=True, quick={"models": ["resnet50"], "rates_mbit": [400.0], "workers": [2, 3],
                               "steps": 2, "profiled": 4},
     ))  # fmt: skip
