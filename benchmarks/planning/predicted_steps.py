@@ -32,6 +32,10 @@ _MIB = 2**20
 _WIRE_CHUNK_BYTES = 8 * _MIB  # of the benchmark's saturated all-reduce
 
 
+_PREDICTED = re.compile(r"(?:(\d+) KiB x (\d+)(?:, (\w+))?(?:, leader)?|[\d.]+ MiB)$")
+"""Settings that are predicted: of DDP, and of hvd_order with *leader* agreement and overlap."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """What a cell does not say about the emulated hosts; all from one of their runs.
@@ -92,8 +96,10 @@ def cells_of_json(path: Path) -> Iterator[Cell]:
             continue  # what `Machine` says was measured without clipping
         measured = []
         for name, system in cell["systems"].items():
-            if re.search(r"\d (?:KiB|MiB)", system["note"]):
+            if _PREDICTED.match(system["note"]):
                 measured.append((name, system["note"], statistics.median(system["seconds"])))
+            elif "KiB" in system["note"]:
+                print(f"left out: {path.stem}, {setting['model']}, {name}, {system['note']}")
         local_s = statistics.median(cell["systems"]["local"]["seconds"])
         yield Cell(path.stem, setting["model"], setting["hosts"], cell["wire_s"], local_s,
                    setting["ratio"], tuple(measured), setting.get("late", 1.0))  # fmt: skip
@@ -158,7 +164,9 @@ def predicted_s(cell: Cell, note: str, machine: Machine) -> float:
         # The benchmark names the bucket size, so the first bucket is as large as the others.
         work, schedule = ddp(_workload(profile, machine, True), bucket, bucket)
     else:
-        size, count, policy = re.findall(r"^(\d+) KiB x (\d+)(?:, (\w+))?$", note)[0]
+        found = _PREDICTED.match(note)
+        assert found is not None
+        size, count, policy = found.groups()
         slice_bytes = int(size) * 1024
         work = _workload(profile, machine, False)
         credit_bytes = int(count) * slice_bytes
