@@ -93,7 +93,7 @@ def straggler(options: argparse.Namespace) -> Part:
     if options.quick:
         steps = {"even": 6, "balanced": 26}
     for model, shrink, trouble in _STRAGGLERS[: options.stragglers]:
-        job = {"what": "steps", "model": model, "shrink": shrink, "compute_s": 1e-3}
+        job = {"what": "steps", "model": model, "shrink": shrink, "compute_s": 1e-3, "owned": True}
         runs: dict[str, Any] = {}
         for name, count in steps.items():
             knobs = {"HVD_ORDER_PS_BALANCE": str(int(name == "balanced"))}

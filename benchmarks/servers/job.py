@@ -7,6 +7,7 @@ import select
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ import hvd_order.torch as hvd
 from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_input
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.engine import engine_host
-from hvd_order.servers.worker.client import require_servers, servers_of
+from hvd_order.engine.job import process
+from hvd_order.planning.files.profiled_servers import document_of
+from hvd_order.servers.costs import server_costs
+from hvd_order.servers.worker.client import ParameterServers, require_servers, servers_of
 
 _REST_S = 0.002  # between steps: leaves the processors to servers that start
 
@@ -37,25 +41,72 @@ def raw(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def steps(job: dict[str, Any]) -> dict[str, Any]:
-    """Trains a model whose layers sleep."""
+    """Trains a model whose layers sleep.
+
+    After "warm_up" steps updates count as late, and with "record" worker 0 says what servers cost.
+
+    Returns:
+        seconds: of worker 0's steps.
+        owned_slices: after each of them, by server, if the job asks for "owned".
+        ends: of each worker's steps; all hosts are on one machine, so they have one clock.
+        events, updates: of worker 0's steps, when layers ran and how long ``step()`` took.
+        late: slices of all workers whose update came too late for the delay bound.
+        servers: their costs, as ``hvd-order profile --servers`` sums up; None without "record".
+        same: whether all workers ended with the same weights.
+    """
     profile = PROFILES[job["model"]]().scaled_to(job["compute_s"]).shrunk(job.get("shrink", 1))
     model = EmulatedModel(profile, hvd.rank())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    momentum = job.get("momentum", 0.9)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=momentum)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    seconds = []
-    owned_slices = []
-    begin = time.monotonic()
-    for _ in range(job["steps"]):
+    ends, events, updates, owned_slices = [time.monotonic()], [], [], []
+    late_before, warm_up, record = 0, job.get("warm_up", 0), job.get("record", False)
+    for step in range(job["steps"]):
+        if step == warm_up:
+            late_before = late()
+            if record:
+                servers().record()
         optimizer.zero_grad()
         model(model_input()).backward()
-        optimizer.step()
-        now = time.monotonic()
-        seconds.append(now - begin)
-        owned_slices.append(slices_of_servers())
         begin = time.monotonic()
+        optimizer.step()
+        ends.append(time.monotonic())
+        updates.append(ends[-1] - begin)
+        events.append(list(model.recorder.events))
+        model.recorder.events.clear()
+        if job.get("owned"):
+            owned_slices.append(slices_of_servers())
+    seconds = [end - begin for begin, end in pairwise(ends)]
+    costs = costs_of_servers(seconds[warm_up:]) if record else None
     optimizer.flush()
-    return {"seconds": seconds, "owned_slices": owned_slices, "same": same_weights(model)}
+    found = hvd.allgather_object((ends[1:], late() - late_before))
+    return {
+        "seconds": seconds, "owned_slices": owned_slices, "ends": [each for each, _ in found],
+        "events": events, "updates": updates, "late": sum(each for _, each in found),
+        "servers": costs, "same": same_weights(model),
+    }  # fmt: skip
+
+
+def servers() -> ParameterServers:
+    host = engine_host.running_host()
+    assert host is not None
+    return require_servers(host)
+
+
+def late() -> int:
+    """Slices whose update came too late for the delay bound, so far."""
+    host = engine_host.running_host()  # none of one worker alone
+    known = None if host is None else servers_of(host)
+    return 0 if known is None else known.transport.dropped()[0]
+
+
+def costs_of_servers(steps_s: list[float]) -> dict[str, Any]:
+    job = process.current()
+    times = servers().take_times()
+    return document_of(
+        server_costs(times, job.size, job.config.ps_mode, job.config.ps_update, steps_s)
+    )
 
 
 def train(_: dict[str, Any]) -> dict[str, Any]:
@@ -79,10 +130,8 @@ def train(_: dict[str, Any]) -> dict[str, Any]:
         steps.append((begin, time.monotonic() - begin))
         stop = 0.0
         if hvd.rank() == 0:
-            host = engine_host.running_host()
-            assert host is not None
             owned = slices_of_servers()
-            now = {"servers": sorted(require_servers(host).transport.servers()),
+            now = {"servers": sorted(servers().transport.servers()),
                    "owners": sorted(owned), "owned_slices": owned}  # fmt: skip
             if now != told:
                 told = now
@@ -104,10 +153,10 @@ def same_weights(model: nn.Module) -> bool:
 def slices_of_servers() -> dict[int, int]:
     """How many of the newest model's slices each server owns; empty before they are cut."""
     host = engine_host.running_host()
-    servers = None if host is None else servers_of(host)
-    if host is None or servers is None or not host.models:
+    known = None if host is None else servers_of(host)
+    if host is None or known is None or not host.models:
         return {}
-    places = servers.transport.places(max(host.models))
+    places = known.transport.places(max(host.models))
     return dict(sorted(Counter(owner for owner, _ in places).items()))
 
 

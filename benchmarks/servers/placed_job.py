@@ -20,12 +20,8 @@ _LIMIT_S = 600
 class PlacedJob:
     """Hosts 0 to workers - 1 have a worker each, those behind them a server each, if any."""
 
-    def __init__(
-        self, hosts: EmulatedHosts, workers: int, servers: int, module: str = _JOB
-    ) -> None:
-        """``module``: what each worker runs, with the job as its argument."""
+    def __init__(self, hosts: EmulatedHosts, workers: int, servers: int) -> None:
         self._hosts = hosts
-        self._module = module
         self._workers = workers
         self._servers = servers
 
@@ -41,7 +37,7 @@ class PlacedJob:
         """One job from its start to its end.
 
         Args:
-            job: what the module is told.
+            job: what each worker is told (job.py).
             knobs: settings of hvd_order.
             busy: a server whose host has its processor taken by something else.
 
@@ -56,14 +52,8 @@ class PlacedJob:
             "OMP_NUM_THREADS": "1",
             **knobs,
         }
-        serve = [
-            sys.executable,
-            "-m",
-            "hvd_order.tools.cli",
-            "serve",
-            "--workers",
-            str(self._workers),
-        ]
+        serve = [sys.executable, "-m", "hvd_order.tools.cli", "serve"]
+        serve += ["--workers", str(self._workers)]
         servers = [
             self._hosts.popen(
                 self.server_host(server), [*serve, *["--listen"] * (server == 0)], env=env
@@ -74,7 +64,7 @@ class PlacedJob:
         ranks = [
             self._hosts.popen(
                 rank,
-                [sys.executable, "-m", self._module, json.dumps(job)],
+                [sys.executable, "-m", _JOB, json.dumps(job)],
                 env={
                     **env,
                     **self._hosts.rank_environment(rank),

@@ -34,7 +34,6 @@ _LINK_IN_FLIGHT = 4
 _LINK_SLICE_BYTES = 512 << 10
 _MODES = ("async", "bounded", "sync", "allreduce")
 _DELAY_BOUND = 3  # updates, in the mode "bounded": few are late with 4 workers, many with 8
-_JOB = "benchmarks.planning.prediction.job"
 # A model has one Nth of its parameters, and links are slow: up to nine processes share two cores,
 # and what they do beside sleeping should stay little of a step.
 _SHRINK = {"resnet50": 4, "densenet121": 2, "gpt2_small": 16}
@@ -148,9 +147,10 @@ def _run(
 ) -> dict[str, Any]:
     """A job, with one server unless ranks reduce; one worker is recorded."""
     job = {
-        "model": name, "shrink": _SHRINK.get(name, 1), "warm_up": _WARM_UP,
+        "what": "steps", "model": name, "shrink": _SHRINK.get(name, 1), "warm_up": _WARM_UP,
         "compute_s": sum(layer.forward_s + layer.backward_s for layer in profile.layers),
         "steps": options.steps + _WARM_UP, "record": workers == 1 and mode != "allreduce",
+        "momentum": 0.0,
     }  # fmt: skip
     servers = int(mode != "allreduce")
     knobs = {"HVD_ORDER_TUNE": "0"}  # the settings that follow from the link alone
@@ -161,7 +161,7 @@ def _run(
         knobs["HVD_ORDER_PS_DELAY_BOUND"] = str(_DELAY_BOUND)
     count = max(2, workers + servers)
     with EmulatedHosts(count, rate_mbit, **queues(options)) as hosts:
-        return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
+        return PlacedJob(hosts, workers, servers).run(job, knobs)
 
 
 if __name__ == "__main__":
