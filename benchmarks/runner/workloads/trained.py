@@ -6,6 +6,7 @@ need neither library and suit a CPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -111,8 +112,12 @@ def _small(
     name: str, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], **more: Any
 ) -> Callable[[int, torch.Generator], Workload]:
     def make(size: int, generator: torch.Generator) -> Workload:
-        model, data = REAL_MODELS[name](size, generator)
-        return Workload(model, lambda: data, optimizer, blocks=list(model.children()), **more)
+        staged, data = REAL_MODELS[name](size, generator)
+        stages = list(staged.children())  # without the marks that note when they ran
+        owners = Counter(p for stage in stages for p in stage.parameters())
+        # FSDP2 cannot shard what two blocks share, as embedding and head do.
+        blocks = [stage for stage in stages if all(owners[p] == 1 for p in stage.parameters())]
+        return Workload(nn.Sequential(*stages), lambda: data, optimizer, blocks=blocks, **more)
 
     return make
 
