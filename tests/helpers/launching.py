@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from helpers.flags import comes_true
+from helpers.processes import arguments_of, is_running, processes
 from helpers.ranks import REPOSITORY
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "launcher_environment",
     "no_interface_chosen",
     "no_process_with",
+    "run_cli",
     "write_script",
 ]
 
@@ -71,6 +74,22 @@ def no_interface_chosen() -> dict[str, str]:
     """`launcher_environment` as a user has it who has named no network interface."""
     env = launcher_environment()
     return {name: value for name, value in env.items() if not name.endswith("_SOCKET_IFNAME")}
+
+
+def run_cli(
+    *arguments: object, env: Mapping[str, str] | None = None, timeout: float = 160.0
+) -> subprocess.CompletedProcess[str]:
+    """``hvd-order`` with these arguments, until its end.
+
+    Args:
+        env: all variables; those of `launcher_environment` by default.
+        timeout: seconds.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "hvd_order.tools.cli", *map(str, arguments)],
+        env=launcher_environment() if env is None else env, cwd=REPOSITORY, capture_output=True,
+        text=True, timeout=timeout, check=False,
+    )  # fmt: skip
 
 
 def fake_ssh(folder: Path) -> tuple[dict[str, str], Path]:
@@ -175,30 +194,9 @@ class Job:
 
 def no_process_with(word: str) -> bool:
     """Whether within five seconds no command line has this argument any more."""
-    for _ in range(100):
-        if not _with_argument(word):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _with_argument(word: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word.encode() in path.read_bytes().split(b"\0"):
-                found.append(path.parent.name)
-        except OSError:
-            continue  # it has ended
-    return found
+    return comes_true(lambda: not any(word in arguments_of(pid) for pid in processes()))
 
 
 def gone(pid: int) -> bool:
     """Whether a process ends within five seconds."""
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
+    return comes_true(lambda: not is_running(pid))

@@ -1,13 +1,54 @@
-"""What the processes of a job are and do, as the kernel sees it."""
+"""What processes are and do, as the kernel sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
-__all__ = ["descendants", "heard_elsewhere", "listening_at"]
+__all__ = [
+    "arguments_of",
+    "descendants",
+    "environment_of",
+    "heard_elsewhere",
+    "is_running",
+    "listening_at",
+    "processes",
+]
+
+
+def processes() -> Iterator[int]:
+    """Those of this namespace that run."""
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal() and is_running(int(name)))
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and no zombie."""
+    text = _read(pid, "stat").decode(errors="replace")
+    return bool(text) and text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def arguments_of(pid: int) -> list[str]:
+    """The words of a process's command line; none if it has ended, or is a stranger's."""
+    return _read(pid, "cmdline").decode(errors="replace").split("\0")
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; see `arguments_of`."""
+    entries = _read(pid, "environ").decode(errors="replace").split("\0")
+    pairs = (entry.partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs if name}
+
+
+def _read(pid: int, what: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    except OSError:
+        return b""
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -5,6 +5,7 @@ Started as ``rank_worker.py <file descriptor of the pipe>``.
 
 from __future__ import annotations
 
+import ast
 import faulthandler
 import importlib.util
 import operator
@@ -13,10 +14,12 @@ import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from _pytest.assertion.rewrite import rewrite_asserts
 
 import hvd_order.torch as hvd
 
@@ -56,10 +59,12 @@ def _load(path: str, module: str) -> ModuleType:
         return loaded
     spec = importlib.util.spec_from_file_location(module, path)
     assert spec is not None
-    assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[module] = loaded
-    spec.loader.exec_module(loaded)
+    source = Path(path).read_bytes()
+    tree = ast.parse(source)
+    rewrite_asserts(tree, source, path)  # so that a failed one shows its values, as in pytest
+    exec(compile(tree, path, "exec"), loaded.__dict__)
     return loaded
 
 

@@ -9,28 +9,45 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.flags import wait_until
 from helpers.ranks import AnyProcess, rank_environment, start_process
 from torch import Tensor
 from torch.optim import Optimizer
 
 import hvd_order.torch as hvd
+from hvd_order.engine.engine_host import engine_host
 from hvd_order.launch.jobs.torch_agent import serve_store
 from hvd_order.servers.access.secret import new_secret
+from hvd_order.servers.worker import connections
+from hvd_order.servers.worker.client import ParameterServers, require_servers
 
-__all__ = ["Servers", "Training", "audit", "job", "tell_apart"]
+__all__ = [
+    "Servers",
+    "Training",
+    "audit",
+    "from_undisturbed",
+    "job",
+    "servers_of_job",
+    "small_adam",
+    "tell_apart",
+    "train_until",
+]
 
 WIDTH, ROWS = 8, 12  # rows divide by 2 and 3
+_PATIENCE = timedelta(seconds=60)
 
 
 class Servers:
@@ -41,11 +58,18 @@ class Servers:
         workers: of the job.
     """
 
-    def __init__(self, workers: int, count: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        count: int,
+        env: Mapping[str, str] | None = None,
+        in_order: bool = False,
+    ) -> None:
         """Starts them; workers may start at once, they wait.
 
         Args:
             env: further variables, for servers and workers.
+            in_order: one after the other, so that `pids` has them by their numbers.
         """
         self.workers = workers
         self._store = serve_store("127.0.0.1")
@@ -61,8 +85,14 @@ class Servers:
         }
         self._folder = tempfile.TemporaryDirectory(prefix="hvd_order_servers_")
         self._processes: list[AnyProcess] = []
-        for _ in range(count):
-            self.start()
+        try:
+            for server in range(count):
+                self.start()
+                if in_order:
+                    self._await(server)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def start(self) -> None:
         """Starts one more."""
@@ -71,6 +101,10 @@ class Servers:
         self._processes.append(
             start_process("hvd_order.tools.cli", options, self.environment(), log, log)
         )
+
+    def _await(self, server: int) -> None:
+        meeting = connections.MeetingPoint(self.env["HVD_ORDER_SERVER_STORE"], _PATIENCE)
+        connections.wait_for(meeting.own(), f"server/{server}", _PATIENCE, "it does not come")
 
     @staticmethod
     def command(*arguments: str) -> list[str]:
@@ -93,10 +127,7 @@ class Servers:
 
     def wait_for_log(self, text: str, timeout: float = 60.0) -> None:
         """Waits until one of them has said `text`."""
-        deadline = time.monotonic() + timeout
-        while text not in self.log():
-            assert time.monotonic() < deadline, f"no server said {text!r}:\n{self.log()}"
-            time.sleep(0.02)
+        wait_until(lambda: text in self.log(), lambda: f"{text!r} in\n{self.log()}", timeout)
 
     def wait(self, timeout: float = 30.0) -> list[int]:
         """Waits for their end, with the job. Returns their exit codes."""
@@ -142,6 +173,11 @@ def job(env: Mapping[str, str]) -> Iterator[None]:
             yield
         finally:
             hvd.shutdown()
+
+
+def servers_of_job() -> ParameterServers:
+    """Those of this rank's job."""
+    return require_servers(engine_host())
 
 
 class Training:
@@ -237,6 +273,31 @@ class Training:
         return whole.hexdigest()
 
 
+def small_adam(groups: Any) -> torch.optim.Adam:
+    """For trainings of thousands of steps."""
+    return torch.optim.Adam(groups, lr=0.001)
+
+
+def train_until(training: Training, over: Callable[[], bool]) -> None:
+    """Trains until rank 0 finds that it is ``over()``."""
+    for step in itertools.count():
+        training.run(1)
+        # Every rank must take as many steps.
+        enough = float(hvd.rank() == 0 and over())
+        if hvd.allreduce(torch.tensor(enough), op=hvd.Sum) > 0:
+            return
+        assert step < 20_000, "what was to happen does not"
+        time.sleep(0.002)  # leaves the processors to those who come
+
+
+def from_undisturbed(
+    training: Training, make: Callable[[Sequence[Mapping[str, Any]]], Optimizer] = small_adam
+) -> dict[str, float]:
+    """How a training differs from one that nothing happens to."""
+    undisturbed = Training(make, distributed=True).run(training.step)
+    return tell_apart(training.state(), undisturbed.state())
+
+
 def tell_apart(a: Any, b: Any, path: str = "") -> dict[str, float]:
     """Where two states differ: by path, the largest difference relative to the largest value.
 
@@ -266,16 +327,12 @@ def audit(complete: Callable[[dict[int, list[list[int]]]], bool]) -> dict[int, l
 
     Slices may be on their way to another server for a moment after a step.
     """
-    from hvd_order.engine import engine_host
-    from hvd_order.servers.worker.client import require_servers
-
-    host = engine_host.running_host()
-    assert host is not None
-    assert require_servers(host).coordinator is not None
+    coordinator = servers_of_job().coordinator
+    assert coordinator is not None
     deadline = time.monotonic() + 10
     while True:
-        model = max(host.models)
-        everything = require_servers(host).coordinator.audit()
+        model = max(engine_host().models)
+        everything = coordinator.audit()
         layout = max(entry[1] for held in everything.values() for entry in held)
         mine = {
             server: [entry for entry in held if entry[:2] == [model, layout]]
