@@ -8,7 +8,8 @@ import types
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, run_script
+from helpers.on_ranks import on_ranks
+from helpers.ranks import run_script
 from torch import nn
 
 import hvd_order.torch as hvd
@@ -29,7 +30,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
-def body_second_optimizer() -> list[float]:
+@on_ranks(2)
+def test_a_second_optimizer_on_the_same_parameters_is_refused() -> None:
     model = nn.Linear(3, 1, dtype=torch.float64)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     start = model.weight.detach().clone()
@@ -44,12 +46,8 @@ def body_second_optimizer() -> list[float]:
     Holder(first)  # garbage in a cycle, after the second one was made
     del optimizer, first
     train(model, second, 2)
-    return (model.weight.detach() - start).flatten().tolist()
-
-
-def test_a_second_optimizer_on_the_same_parameters_is_refused(ranks: RankFactory) -> None:
-    for moved in ranks(2).run(body_second_optimizer):
-        assert moved == pytest.approx([-1.5] * 3, abs=1e-12)
+    moved = (model.weight.detach() - start).flatten().tolist()
+    assert moved == pytest.approx([-1.5] * 3, abs=1e-12)
 
 
 class Holder:
@@ -60,7 +58,8 @@ class Holder:
         self.myself = self
 
 
-def body_former_optimizer() -> list[float]:
+@on_ranks(2)
+def test_an_optimizer_may_follow_one_that_is_garbage() -> None:
     model = nn.ModuleDict(
         {
             "used": nn.Linear(3, 1, dtype=torch.float64),
@@ -78,15 +77,12 @@ def body_former_optimizer() -> list[float]:
             train(model["used"], optimizer, steps)
     finally:
         gc.enable()
-    return (model["used"].weight.detach() - start).flatten().tolist()
+    moved = (model["used"].weight.detach() - start).flatten().tolist()
+    assert moved == pytest.approx([-6.0] * 3, abs=1e-12)
 
 
-def test_an_optimizer_may_follow_one_that_is_garbage(ranks: RankFactory) -> None:
-    for moved in ranks(2).run(body_former_optimizer):
-        assert moved == pytest.approx([-6.0] * 3, abs=1e-12)
-
-
-def body_other_parameters() -> None:
+@on_ranks(2)
+def test_optimizers_of_different_parameters_live_side_by_side() -> None:
     torch.manual_seed(0)
     generator, critic = nn.Linear(3, 3, dtype=torch.float64), nn.Linear(3, 1, dtype=torch.float64)
     first, second = wrapped(generator), wrapped(critic)
@@ -102,15 +98,12 @@ def body_other_parameters() -> None:
         train(generator, second, 1)
 
 
-def test_optimizers_of_different_parameters_live_side_by_side(ranks: RankFactory) -> None:
-    ranks(2).run(body_other_parameters)
-
-
 def of_horovod(self: object, parameter: torch.Tensor) -> None:
     """Where Horovod 0.28's optimizer, a class of its own made of this, starts an all-reduce."""
 
 
-def body_horovod_optimizer() -> None:
+@on_ranks(2)
+def test_an_optimizer_of_horovod_is_refused() -> None:
     of_horovod.__module__ = "horovod.torch.optimizer"
     theirs = type("SGD", (torch.optim.SGD,), {"_allreduce_grad_async": of_horovod})
     torch.manual_seed(2)
@@ -123,10 +116,6 @@ def body_horovod_optimizer() -> None:
             train(model, optimizer, 1)
         del other
         train(model, optimizer, 1)
-
-
-def test_an_optimizer_of_horovod_is_refused(ranks: RankFactory) -> None:
-    ranks(2).run(body_horovod_optimizer)
 
 
 # The process group is the script's own, and lasts as long as its processes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -13,18 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import new_job, refused
+from helpers.logged import logged
 from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
 from hvd_order._native._core import SliceLayout
-from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link import drift_detector
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
 from hvd_order.base.plan.plan_file import Confirmed, Plan, PlanCandidate, read_plan
 from hvd_order.engine import link_probe
-from hvd_order.engine.engine_host import running_host
+from hvd_order.engine.engine_host import engine_host
 from hvd_order.planning.graph.graph import GraphParameter
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.tune import tune
@@ -68,15 +68,6 @@ def plan_of(settings: SliceSettings, *rivals: SliceSettings, **more: Any) -> Pla
     return Plan("four layers", 2, LINK, "by hand", order, candidates, 0.005, **more)
 
 
-class Keep(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 Run = tuple[list[Any], list[str], str]
 
 
@@ -96,48 +87,30 @@ def train(
     Returns:
         Each step's slice settings, what was logged, and the agreement.
     """
-    hvd.shutdown()
-    keep = Keep()
-    logger = logging.getLogger("hvd_order")
-    logger.addHandler(keep)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in env.items():
-                patch.setenv(name, value)
-            # What is tried depends on it, and a busy machine measures anything.
-            links = iter([LINK])
-            patch.setattr(link_probe, "measure", lambda *_: next(links, LINK_LATER))
-            hvd.init()
-            model = Network4()
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), lr=1e-3),
-                named_parameters=model.named_parameters(),
-            )
-            choices = []
-            host = running_host()
-            assert host is not None
-            for step, model.sleep_s in enumerate(sleeps):
-                if trace is not None and step == traced_from:
-                    optimizer.flush()
-                    hvd.start_timeline(trace)
-                optimizer.zero_grad()
-                x = torch.randn(
-                    4, 256, generator=torch.Generator().manual_seed(step + 7 * hvd.rank())
-                )
-                model(x).square().mean().backward()
-                if clips:
-                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                choices.append(host.slice_settings)
-            optimizer.flush()
-            hvd.stop_timeline()
-            hvd.shutdown()
-            return choices, keep.lines, host.agreement
-    finally:
-        logger.removeHandler(keep)
-        logger.setLevel(level)
+    # What is tried depends on it, and a busy machine measures anything.
+    links = iter([LINK])
+    choices = []
+    with pytest.MonkeyPatch.context() as patch, logged() as lines, new_job(env):
+        patch.setattr(link_probe, "measure", lambda *_: next(links, LINK_LATER))
+        model = Network4()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters()
+        )
+        host = engine_host()
+        for step, model.sleep_s in enumerate(sleeps):
+            if trace is not None and step == traced_from:
+                optimizer.flush()
+                hvd.start_timeline(trace)
+            optimizer.zero_grad()
+            x = torch.randn(4, 256, generator=torch.Generator().manual_seed(step + 7 * hvd.rank()))
+            model(x).square().mean().backward()
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            choices.append(host.slice_settings)
+        optimizer.flush()
+        hvd.stop_timeline()
+    return choices, lines, host.agreement
 
 
 def body_train(
@@ -152,9 +125,7 @@ def until_tuned() -> Iterator[float]:
     after_tuning = 0
     for _ in range(MOST):
         yield 0.0
-        host = running_host()
-        assert host is not None
-        after_tuning += host.tuning_ended
+        after_tuning += engine_host().tuning_ended
         if after_tuning > SHORT:
             return
 
@@ -295,10 +266,9 @@ def test_an_order_of_other_slices_is_replaced(two_ranks: RankPool, tmp_path: Pat
 
 
 def body_refused(file: str) -> str:
-    with pytest.raises(InvalidUsage) as raised:
-        body_train({"HVD_ORDER_PLAN": file}, SHORT)
+    text = refused(lambda: body_train({"HVD_ORDER_PLAN": file}, SHORT))
     hvd.shutdown()
-    return str(raised.value)
+    return text
 
 
 def test_a_file_that_is_no_plan_ends_the_run_on_every_rank(
@@ -373,8 +343,7 @@ def sleeps_longer_later() -> Iterator[float]:
     steady = 0
     for _ in range(MOST):
         yield BEFORE_S
-        host = running_host()
-        assert host is not None
+        host = engine_host()
         steady = steady + 1 if host.tuning_ended else 0
         if steady == 50:
             break

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import new_job
 from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.engine.engine_host import running_host
+from hvd_order.engine.engine_host import engine_host
 from hvd_order.torch.gradients import tuning
 
 KIB = 1024
@@ -46,22 +47,14 @@ def distributed(model: nn.Module) -> Any:
     )
 
 
-def agreement() -> str:
-    host = running_host()
-    assert host is not None
-    return host.agreement
+def weights_of(*models: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for model in models for p in model.parameters()]
 
 
-def weights_of(*models: nn.Module) -> list[Any]:
-    return [p.detach().numpy().copy() for model in models for p in model.parameters()]
-
-
-def body_changing_order(only: SliceSettings) -> tuple[set[str], list[Any]]:
+def body_changing_order(only: SliceSettings) -> tuple[set[str], list[torch.Tensor]]:
     """The order is another one in every third step, on rank 1 in other steps than on rank 0."""
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, new_job({}):
         patch.setattr(tuning, "candidates", lambda *_, **__: [only])
-        hvd.init()
         model = Branches()
         optimizer = distributed(model)
         seen = set()
@@ -69,10 +62,8 @@ def body_changing_order(only: SliceSettings) -> tuple[set[str], list[Any]]:
             optimizer.zero_grad()
             model(batch(step, hvd.rank()), step % 3 == hvd.rank()).square().mean().backward()
             optimizer.step()
-            seen.add(agreement())
-        weights = weights_of(model)
-        hvd.shutdown()
-    return seen, weights
+            seen.add(engine_host().agreement)
+        return seen, weights_of(model)
 
 
 @pytest.mark.parametrize("only", [PLANNED, BUCKETS], ids=["overlapping", "buckets"])
@@ -90,30 +81,27 @@ def test_an_order_that_changes_with_step_and_rank_changes_no_result(
         optimizer.step()
     for seen, weights in results:
         assert "planned" in seen
-        for ours, plain in zip(weights, weights_of(model), strict=True):
-            torch.testing.assert_close(
-                torch.from_numpy(ours), torch.from_numpy(plain), rtol=1e-9, atol=1e-12
-            )
+        torch.testing.assert_close(weights, weights_of(model), rtol=1e-9, atol=1e-12)
 
 
-def body_second_optimizer(only: SliceSettings, in_the_middle: bool) -> tuple[list[str], list[Any]]:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
+def body_second_optimizer(
+    only: SliceSettings, in_the_middle: bool
+) -> tuple[list[str], list[torch.Tensor]]:
+    with pytest.MonkeyPatch.context() as patch, new_job({}):
         patch.setattr(tuning, "candidates", lambda *_, **__: [only])
-        hvd.init()
         first, second = Branches(), Branches()
         optimizer = distributed(first)
         for step in range(20):
             optimizer.zero_grad()
             first(batch(step, hvd.rank()), False).square().mean().backward()
             optimizer.step()
-        seen = [agreement()]
+        seen = [engine_host().agreement]
         patch.undo()
         optimizer.zero_grad()
         if in_the_middle:  # gradients of the first model travel in the planned order
             first(batch(20, hvd.rank()), False).square().mean().backward()
         other = distributed(second)
-        seen.append(agreement())
+        seen.append(engine_host().agreement)
         if not in_the_middle:
             first(batch(20, hvd.rank()), False).square().mean().backward()
         for step in range(21, STEPS):
@@ -124,10 +112,8 @@ def body_second_optimizer(only: SliceSettings, in_the_middle: bool) -> tuple[lis
             optimizer.zero_grad()
             first(batch(step, hvd.rank()), False).square().mean().backward()
         optimizer.step()
-        seen.append(agreement())
-        weights = weights_of(first, second)
-        hvd.shutdown()
-    return seen, weights
+        seen.append(engine_host().agreement)
+        return seen, weights_of(first, second)
 
 
 @pytest.mark.parametrize("in_the_middle", [False, True], ids=["between steps", "within a step"])
@@ -146,7 +132,4 @@ def test_a_second_optimizer_ends_the_planned_order(
             optimizer.step()
     for seen, weights in results:
         assert seen == ["planned", "leader", "leader"]
-        for ours, plain in zip(weights, weights_of(first, second), strict=True):
-            torch.testing.assert_close(
-                torch.from_numpy(ours), torch.from_numpy(plain), rtol=1e-9, atol=1e-12
-            )
+        torch.testing.assert_close(weights, weights_of(first, second), rtol=1e-9, atol=1e-12)

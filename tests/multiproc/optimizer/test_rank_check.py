@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.jobs import new_job
+from helpers.jobs import new_job, refused
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from torch import nn
 
@@ -34,12 +35,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.zero_grad()
         model(torch.randn(3, 4, generator=generator)).square().mean().backward()
         optimizer.step()
-
-
-def text_of_error(work: Callable[[], object]) -> str:
-    with pytest.raises(RanksDiffer) as caught:
-        work()
-    return str(caught.value)
 
 
 # ---- what differs -------------------------------------------------------------------------------
@@ -113,7 +108,7 @@ DIFFERENCES: dict[str, tuple[Callable[[], None], list[str]]] = {
 
 
 def body_difference(name: str) -> str:
-    return text_of_error(DIFFERENCES[name][0])
+    return refused(DIFFERENCES[name][0], RanksDiffer)
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
@@ -145,7 +140,8 @@ def test_a_checkpoint_that_one_rank_loads_and_broadcasts_is_right(ranks: RankFac
     assert first == second
 
 
-def body_memory_format() -> None:
+@on_ranks(2)
+def test_equal_parameters_may_lie_otherwise_in_memory() -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
     if odd_rank():
@@ -157,11 +153,8 @@ def body_memory_format() -> None:
         optimizer.zero_grad()
 
 
-def test_equal_parameters_may_lie_otherwise_in_memory(ranks: RankFactory) -> None:
-    ranks(2).run(body_memory_format)
-
-
-def body_join() -> None:
+@on_ranks(2)
+def test_a_rank_that_has_joined_is_not_compared() -> None:
     model = model_of()
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     train(model, optimizer, 3 + 8 * hvd.rank())  # steps 4 and 8 without rank 0
@@ -170,10 +163,6 @@ def body_join() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     train(model, optimizer, 6)  # step 16 with it
     optimizer.flush()
-
-
-def test_a_rank_that_has_joined_is_not_compared(ranks: RankFactory) -> None:
-    ranks(2).run(body_join)
 
 
 def body_process_sets() -> str:
@@ -191,7 +180,7 @@ def body_process_sets() -> str:
     if mine is evens:
         train(model, optimizer, 4)
         return ""
-    return text_of_error(lambda: train(model, optimizer, 4))
+    return refused(lambda: train(model, optimizer, 4), RanksDiffer)
 
 
 def test_ranks_are_compared_within_their_process_set(ranks: RankFactory) -> None:
@@ -204,12 +193,9 @@ def test_ranks_are_compared_within_their_process_set(ranks: RankFactory) -> None
     assert "one value on rank 1, another on rank 3" in second
 
 
-def body_switched_off() -> None:
+@on_ranks(2)
+def test_the_check_can_be_switched_off() -> None:
     with new_job({"HVD_ORDER_CHECK_RANKS": "0"}):
         model = model_of(hvd.rank())
         kind = torch.optim.AdamW if odd_rank() else torch.optim.Adam
         train(model, wrap(model, kind(model.parameters(), lr=0.1 + hvd.rank())), 4)
-
-
-def test_the_check_can_be_switched_off(ranks: RankFactory) -> None:
-    ranks(2).run(body_switched_off)

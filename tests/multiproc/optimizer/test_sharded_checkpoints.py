@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers.jobs import SMALL, default_group, new_job, refused
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -291,8 +292,10 @@ def test_asynchronous_save(two_ranks: RankPool, tmp_path: Path, own_writer: bool
         assert_same(loaded, expected)
 
 
-def body_first_state(folder: str) -> tuple[Tensor, Tensor, Whole, Whole]:
+@on_ranks(3)
+def test_before_the_first_step(tmp_path: Path) -> None:
     """A place to load into changes nothing; a checkpoint without a step is as torch makes it."""
+    folder = str(tmp_path / "saved")
     with new_job(SMALL), default_group(f"{folder}.group"):
         model, other, alone = Network(), Network(), Network()
         optimizer, straight = sharded(model), sharded(other)
@@ -308,22 +311,19 @@ def body_first_state(folder: str) -> tuple[Tensor, Tensor, Whole, Whole]:
         optimizer.load_state_dict(state["optimizer"])
         its_optimizer = optimizer_of(alone)
         get_optimizer_state_dict(alone, its_optimizer)
-        return (
-            weights(model),
-            weights(other),
-            whole_state(model, optimizer),
-            whole_state(alone, its_optimizer),
-        )
+        ours = weights(model)
+        straight = weights(other)
+        state = whole_state(model, optimizer)
+        torchs = whole_state(alone, its_optimizer)
+    assert torch.equal(ours, straight)
+    assert_same(state, torchs)
 
 
-def test_before_the_first_step(three_ranks: RankPool, tmp_path: Path) -> None:
-    for ours, straight, state, torchs in three_ranks.run(body_first_state, str(tmp_path / "saved")):
-        assert torch.equal(ours, straight)
-        assert_same(state, torchs)
-
-
-def body_rolled_back(group: str, whole: bool) -> tuple[Tensor, Tensor]:
+@pytest.mark.parametrize("whole", [False, True])
+@on_ranks(2)
+def test_rolls_back(tmp_path: Path, whole: bool) -> None:
     """A state in memory, to which the program goes back."""
+    group = str(tmp_path / "group")
     with new_job(SMALL), default_group(group):
         model = Network()
         optimizer = sharded(model)
@@ -336,28 +336,25 @@ def body_rolled_back(group: str, whole: bool) -> tuple[Tensor, Tensor]:
         model.load_state_dict(kept)
         optimizer.load_state_dict(state)
         train(model, optimizer, SAVED, END, hvd.size(), hvd.rank())
-        return first, weights(model)
+        second = weights(model)
+    assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_rolls_back(two_ranks: RankPool, tmp_path: Path, whole: bool) -> None:
-    for first, second in two_ranks.run(body_rolled_back, str(tmp_path / "group"), whole):
-        assert torch.equal(first, second)
-
-
-def body_passed_on(group: str) -> tuple[Whole, Whole]:
+@on_ranks(2)
+def test_a_state_that_was_just_loaded_is_whole(tmp_path: Path) -> None:
     """The whole state of 16-bit weights, and that of an optimizer that has just loaded it."""
+    group = str(tmp_path / "group")
     with new_job(SMALL), default_group(group):
         model, other = Network(torch.bfloat16), Network(torch.bfloat16)
         optimizer, loaded = sharded(model), sharded(other)
         train(model, optimizer, 0, SAVED, hvd.size(), hvd.rank())
+        other.load_state_dict(model.state_dict())
         loaded.load_state_dict(optimizer.state_dict())
-        return whole_state(model, optimizer), whole_state(other, loaded)
-
-
-def test_a_state_that_was_just_loaded_is_whole(two_ranks: RankPool, tmp_path: Path) -> None:
-    for state, again in two_ranks.run(body_passed_on, str(tmp_path / "group")):
-        assert_same(again, state)
+        states = whole_state(model, optimizer), whole_state(other, loaded)
+        for each, its in ((model, optimizer), (other, loaded)):
+            train(each, its, SAVED, END, hvd.size(), hvd.rank())
+    assert_same(*states)
+    assert torch.equal(weights(other), weights(model))
 
 
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -372,11 +369,13 @@ KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def body_kinds(folder: str, dtype: str) -> None:
+@on_ranks(2)
+def test_every_kind_of_optimizer(tmp_path: Path) -> None:
     """Each kind of optimizer, resumed before its first step, against one that went on."""
+    folder = str(tmp_path / "saved")
     with new_job(SMALL), default_group(f"{folder}.group"):
         for kind, make in KINDS.items():
-            model, other = (Network(getattr(torch, dtype)) for _ in range(2))
+            model, other = (Network(torch.bfloat16) for _ in range(2))
             optimizer = sharded(model, make(model.parameters()))
             train(model, optimizer, 0, SAVED, hvd.size(), hvd.rank())
             dcp.save(
@@ -392,10 +391,6 @@ def body_kinds(folder: str, dtype: str) -> None:
             train(model, optimizer, SAVED, END, hvd.size(), hvd.rank())
             train(other, resumed, SAVED, END, hvd.size(), hvd.rank())
             assert torch.equal(weights(other), weights(model)), kind
-
-
-def test_every_kind_of_optimizer(two_ranks: RankPool, tmp_path: Path) -> None:
-    two_ranks.run(body_kinds, str(tmp_path / "saved"), "bfloat16")
 
 
 def body_wrapped(group: str, compiled: bool) -> tuple[list[str], list[str]]:
@@ -420,7 +415,9 @@ def test_names_are_those_of_torch(two_ranks: RankPool, tmp_path: Path) -> None:
 # ---- refusals ---------------------------------------------------------------------------------
 
 
-def body_refusals(folder: str) -> dict[str, str]:
+@on_ranks(3)
+def test_refusals(tmp_path: Path) -> None:
+    folder = str(tmp_path / "saved")
     with new_job(SMALL):
         model, other = Network(), Network()
         ordinary = hvd.DistributedOptimizer(optimizer_of(other), other.named_parameters())
@@ -468,23 +465,16 @@ def body_refusals(folder: str) -> dict[str, str]:
             train(other, fresh, 0, 3, hvd.size(), hvd.rank())  # the state moves after the second
             told["moved"] = refused(lambda: fresh.load_state_dict(mine))
             told["used"] = refused(lambda: mine["state"]["last.bias"]["exp_avg"].sum())
-        return told
-
-
-def test_refusals(three_ranks: RankPool, tmp_path: Path) -> None:
-    for told in three_ranks.run(body_refusals, str(tmp_path / "saved")):
-        assert "sharded=True" in told["not sharded"]
-        assert "get_optimizer_state_dict(model, optimizer)" in told["not sharded"]
-        assert "call torch.distributed.init_process_group()" in told["no group"]
-        assert "pass named_parameters=model.named_parameters()" in told["unnamed"]
-        assert "Size mismatch between saved torch.Size([2, 31])" in told["shape"]
-        assert "optimizer.state.last.weight." in told["shape"]
-        assert "Missing key in checkpoint state_dict: optimizer.state.further." in told["missing"]
-        assert "parameter group 0 has other parameters in the checkpoint" in told["groups"]
-        assert "'middle.weight' there, where the optimizer has 'convolution.bias'" in told["groups"]
-        assert (
-            "rank 1: 'exp_avg' of parameter 'convolution.weight' is a whole tensor" in told["mixed"]
-        )
-        assert "has no parameter 'other'" in told["unknown"]
-        assert "have moved since sharded_state_dict()" in told["moved"]
-        assert "state_dict() has all" in told["used"]
+    assert "sharded=True" in told["not sharded"]
+    assert "get_optimizer_state_dict(model, optimizer)" in told["not sharded"]
+    assert "call torch.distributed.init_process_group()" in told["no group"]
+    assert "pass named_parameters=model.named_parameters()" in told["unnamed"]
+    assert "Size mismatch between saved torch.Size([2, 31])" in told["shape"]
+    assert "optimizer.state.last.weight." in told["shape"]
+    assert "Missing key in checkpoint state_dict: optimizer.state.further." in told["missing"]
+    assert "parameter group 0 has other parameters in the checkpoint" in told["groups"]
+    assert "'middle.weight' there, where the optimizer has 'convolution.bias'" in told["groups"]
+    assert "rank 1: 'exp_avg' of parameter 'convolution.weight' is a whole tensor" in told["mixed"]
+    assert "has no parameter 'other'" in told["unknown"]
+    assert "have moved since sharded_state_dict()" in told["moved"]
+    assert "state_dict() has all" in told["used"]

@@ -8,15 +8,19 @@ import io
 import math
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from helpers.jobs import SMALL, dies_between_the_halves, new_job
+from helpers.jobs import SMALL, new_job
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankPool, start_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
+from hvd_order.engine.engine_host import engine_host
+from hvd_order.torch.sums import registered_model
 
 STEPS = 8
 ROWS = 12  # divided by 2, 3 and 4 ranks
@@ -34,6 +38,16 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
 def batch(step: int) -> tuple[Tensor, Tensor]:
     numbers = torch.Generator().manual_seed(step)
     return torch.randn(ROWS, 37, generator=numbers), torch.randn(ROWS, 3, generator=numbers)
+
+
+def wrapped(model: nn.Module, lr: float = 0.1, **how: Any) -> Any:
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=lr), model.named_parameters(), **how
+    )
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().float().flatten() for p in model.parameters()])
 
 
 def gradients_of(model: nn.Module) -> list[Tensor]:
@@ -137,6 +151,9 @@ CLIPS: dict[str, Clip] = {
     "twice": twice,
     "value": lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 0.003),
     "infinity norm": infinity_norm,
+    "any infinity norm": lambda model, _: nn.utils.clip_grad_norm_(  # also if it is not finite
+        model.parameters(), 0.1, norm_type=math.inf
+    ),
     "infinity by hand": infinity_by_hand,
     "both norms": both_norms,
     "norm of order 1": lambda model, _: nn.utils.clip_grad_norm_(
@@ -150,65 +167,159 @@ CLIPS: dict[str, Clip] = {
 COMPLETES = {"norm of order 1", "value, then norm"}  # before step(): nothing is left to overlap
 
 
-def train(clip: str, distributed: bool) -> dict[str, Any]:
-    model = network()
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if distributed:
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    mine = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
-    answers = []
+@dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+        kind: of an unusual loop, or "".
+        compression: where it or the dtype is not "none" and "float32", rounding differs.
+        scaled: by a GradScaler that meets an infinite gradient in step 4.
+    """
+
+    clip: str
+    kind: str = ""
+    dtype: str = "float32"
+    compression: str = "none"
+    scaled: bool = False
+
+    @property
+    def tolerance(self) -> dict[str, float]:
+        rounds = self.dtype != "float32" or self.compression != "none"
+        return {"rtol": 3e-2, "atol": 3e-2} if rounds else {"rtol": 1e-5, "atol": 1e-6}
+
+
+ORDERS = ("clip_grad_norm_", "infinity norm")
+CASES = {
+    **{clip: Case(clip) for clip in CLIPS},
+    **{
+        f"{kind}, {clip}": Case(clip, kind)
+        for kind in ("skipped", "zeros", "cleared", "accumulation", "unused")
+        for clip in ORDERS
+    },
+    **{
+        f"scaled {dtype} {compression}, {clip}": Case(clip, "", dtype, compression, scaled=True)
+        for dtype, compression in (("float32", "none"), ("bfloat16", "none"), ("float32", "bf16"))
+        for clip in ("clip_grad_norm_", "any infinity norm")
+    },
+}
+
+
+def train(case: Case, ranks: hvd.ProcessSet | None) -> dict[str, Any]:
+    """On some ranks, or in one process."""
+    dtype = getattr(torch, case.dtype)
+    model = network(dtype)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * (not case.scaled))
+    passes = 2 if case.kind == "accumulation" else 1
+    mine = slice(None)
+    if ranks is not None:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), backward_passes_per_step=passes,
+            compression=getattr(hvd.Compression, case.compression), process_set=ranks,
+        )  # fmt: skip
+        mine = slice(ranks.rank(), None, ranks.size())
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3, enabled=case.scaled)
+    answers, scales = [], []
     for step in range(STEPS):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
-        answer = CLIPS[clip](model, optimizer)
+        optimizer.zero_grad(set_to_none=case.kind != "zeros")
+        for part in range(passes):
+            x, y = (each.to(dtype) for each in batch(passes * step + part))
+            if case.scaled and step == 4:
+                y[-1, 0] = math.inf  # of the last rank
+            # Where the last layer is not used, it has no gradient anywhere.
+            found = model[:4](x[mine])[:, :3] if case.kind == "unused" else model(x[mine])
+            scaler.scale(nn.functional.mse_loss(found, y[mine])).backward()
+        scaler.unscale_(optimizer)
+        answer = CLIPS[case.clip](model, optimizer)
         answers.append(0.0 if answer is None else float(answer))
-        optimizer.step()
-    return {
-        "answers": torch.tensor(answers),
-        "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
-        "deferred": optimizer.overlap_report().deferred_parameters if distributed else 0,
-    }
+        if step % 3 == 1 and case.kind in ("skipped", "zeros", "cleared"):
+            if case.kind == "cleared":
+                model.zero_grad()  # not by the optimizer
+            continue
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    found = {"answers": torch.tensor(answers), "weights": weights_of(model), "scales": scales}
+    if ranks is not None:
+        found["deferred"] = optimizer.overlap_report().deferred_parameters
+        found["has_norms"] = optimizer._hvd_exchange._model.has_norms(
+            math.inf if "infinity" in case.clip else 2.0
+        )
+    return found
 
 
-def body_train(clip: str, env: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def body_train(
+    name: str, env: dict[str, str], members: list[int] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
     with new_job(env):
-        return train(clip, distributed=True), train(clip, distributed=False)
+        ranks = hvd.add_process_set(members) if members else hvd.global_process_set
+        if not ranks.included():
+            return None
+        return train(CASES[name], ranks), train(CASES[name], None)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-def test_equals_one_process(three_ranks: RankPool, clip: str) -> None:
-    results = three_ranks.run(body_train, clip, SPLIT)
+def check(results: list[tuple[dict[str, Any], dict[str, Any]]], case: Case) -> None:
+    first, _ = results[0]
     for ours, alone in results:
-        assert torch.equal(ours["weights"], results[0][0]["weights"])
-        assert torch.equal(ours["answers"], results[0][0]["answers"])
-        torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(ours["answers"], alone["answers"])
-    deferred = [ours["deferred"] for ours, _ in results]
-    looks = clip.startswith("rank 0")
-    assert deferred == [0 if clip in COMPLETES or (looks and rank == 0) else 6 for rank in range(3)]
+        assert ours["scales"] == alone["scales"]
+        for key in ("weights", "answers"):
+            assert torch.equal(ours[key].nan_to_num(), first[key].nan_to_num())
+            torch.testing.assert_close(ours[key], alone[key], **case.tolerance, equal_nan=True)
+        if case.scaled:
+            assert ours["scales"][4] < ours["scales"][3]  # a step was left out
 
 
-@pytest.mark.parametrize("clip", ["clip_grad_norm_", "infinity norm"])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process(three_ranks: RankPool, name: str) -> None:
+    case = CASES[name]
+    results = three_ranks.run(body_train, name, SPLIT)
+    check(results, case)
+    looks = name.startswith("rank 0")
+    for rank, (ours, _) in enumerate(results):
+        completes = case.clip in COMPLETES or (looks and rank == 0)
+        assert case.kind or ours["deferred"] == (0 if completes else 6)
+
+
+@pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize(
     "env", [{}, {"HVD_ORDER_AGREEMENT": "negotiated"}, {"HVD_ORDER_AGREEMENT": "planned"}]
 )
-def test_every_agreement_and_trials(two_ranks: RankPool, clip: str, env: dict[str, str]) -> None:
-    for ours, alone in two_ranks.run(body_train, clip, {**env, "HVD_ORDER_DEBUG": "split"}):
-        torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
-        assert ours["deferred"] == 6
+def test_every_agreement_and_trials(two_ranks: RankPool, name: str, env: dict[str, str]) -> None:
+    results = two_ranks.run(body_train, name, {**env, "HVD_ORDER_DEBUG": "split"})
+    check(results, CASES[name])
+    assert [ours["deferred"] for ours, _ in results] == [6, 6]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_process_set_splits_its_own_sums(three_ranks: RankPool, name: str) -> None:
+    first, outside, second = three_ranks.run(body_train, name, SPLIT, [0, 2])
+    assert outside is None
+    check([first, second], CASES[name])
+    assert [first[0]["has_norms"], second[0]["has_norms"]] == [True, True]
 
 
 # ---- infinity norms are exact, also of what is not finite ---------------------------------------
 
 
-def body_exact(dtype: str, compression: str, predivide: float) -> list[bool]:
+@pytest.mark.parametrize(
+    ("dtype", "compression", "predivide"),
+    [
+        ("float32", "none", 1.0),
+        ("float32", "bf16", 1.7),
+        ("float64", "none", 1.0),
+        ("bfloat16", "none", 1.7),
+        ("float16", "none", 1.0),
+    ],
+)
+@on_ranks(3)
+def test_an_infinity_norm_is_that_of_the_elements(
+    dtype: str, compression: str, predivide: float
+) -> None:
     """Compares norms, before and after two changes, with those of the elements that arrive."""
     with new_job(SPLIT):
         model = network(getattr(torch, dtype))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            named_parameters=model.named_parameters(),
+        optimizer = wrapped(
+            model,
             compression=getattr(hvd.Compression, compression),
             gradient_predivide_factor=predivide,
         )
@@ -231,24 +342,7 @@ def body_exact(dtype: str, compression: str, predivide: float) -> list[bool]:
             of_elements = [each.detach().abs().max() for each in gradients_of(model)]
             equal.append(all(map(torch.equal, norms, of_elements)))
             optimizer.step()
-        return equal
-
-
-@pytest.mark.parametrize(
-    ("dtype", "compression", "predivide"),
-    [
-        ("float32", "none", 1.0),
-        ("float32", "bf16", 1.7),
-        ("float64", "none", 1.0),
-        ("bfloat16", "none", 1.7),
-        ("float16", "none", 1.0),
-    ],
-)
-def test_an_infinity_norm_is_that_of_the_elements(
-    three_ranks: RankPool, dtype: str, compression: str, predivide: float
-) -> None:
-    for equal in three_ranks.run(body_exact, dtype, compression, predivide):
-        assert equal == [True] * STEPS
+    assert equal == [True] * STEPS
 
 
 def factors(first: float) -> Tensor:
@@ -257,12 +351,12 @@ def factors(first: float) -> Tensor:
     return found
 
 
-def body_not_finite(value: float) -> tuple[list[float], float, str, int]:
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+@on_ranks(3)
+def test_what_is_not_finite(value: float) -> None:
     with new_job(SPLIT):
         model = network()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=model.named_parameters()
-        )
+        optimizer = wrapped(model, lr=0.0)
         norms, of_slices, text = [], [], ""
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -283,139 +377,33 @@ def body_not_finite(value: float) -> tuple[list[float], float, str, int]:
                 text = str(error)
                 continue  # a step without an update
             optimizer.step()
-        return norms, of_slices[5], text, optimizer.overlap_report().deferred_parameters
+        of_slices = of_slices[5]
+        deferred = optimizer.overlap_report().deferred_parameters
+    wanted = [2.0] * STEPS
+    wanted[5] = abs(value)
+    torch.testing.assert_close(torch.tensor(norms), torch.tensor(wanted), equal_nan=True)
+    assert of_slices == abs(value) or (math.isnan(of_slices) and math.isnan(value))
+    assert "total norm of order inf for gradients from `parameters` is non-finite" in text
+    assert deferred == 6
 
 
-@pytest.mark.parametrize("value", [-math.inf, math.nan])
-def test_what_is_not_finite(three_ranks: RankPool, value: float) -> None:
-    for norms, of_slices, text, deferred in three_ranks.run(body_not_finite, value):
-        wanted = [2.0] * STEPS
-        wanted[5] = abs(value)
-        torch.testing.assert_close(torch.tensor(norms), torch.tensor(wanted), equal_nan=True)
-        assert of_slices == abs(value) or (math.isnan(of_slices) and math.isnan(value))
-        assert "total norm of order inf for gradients from `parameters` is non-finite" in text
-        assert deferred == 6
+# ---- uses of clipped gradients ----------------------------------------------------------------
 
 
-# ---- loss scaling, 16 bits --------------------------------------------------------------------
-
-
-def train_scaled(distributed: bool, dtype: str, compression: str, order: float) -> dict[str, Any]:
-    """A GradScaler that meets an infinite gradient in step 4."""
-    model = network(getattr(torch, dtype))
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    if distributed:
-        optimizer = hvd.DistributedOptimizer(
-            optimizer,
-            named_parameters=model.named_parameters(),
-            compression=getattr(hvd.Compression, compression),
-        )
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
-    mine = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
-    scales, norms = [], []
-    for step in range(STEPS):
-        x, y = (each.to(getattr(torch, dtype)) for each in batch(step))
-        if step == 4:
-            y[-1, 0] = float("inf")  # of the last rank
-        optimizer.zero_grad()
-        scaler.scale(nn.functional.mse_loss(model(x[mine]), y[mine])).backward()
-        scaler.unscale_(optimizer)
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=order)))
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return {
-        "scales": scales,
-        "norms": torch.tensor(norms),
-        "weights": torch.cat([p.detach().float().flatten() for p in model.parameters()]),
-        "deferred": optimizer.overlap_report().deferred_parameters if distributed else 0,
-    }
-
-
-def body_scaled(
-    dtype: str, compression: str, order: float
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    with new_job(SPLIT):
-        alone = train_scaled(False, dtype, compression, order)
-        return train_scaled(True, dtype, compression, order), alone
-
-
-@pytest.mark.parametrize("order", [2.0, math.inf])
-@pytest.mark.parametrize(
-    ("dtype", "compression", "tolerance"),
-    [("float32", "none", 1e-5), ("bfloat16", "none", 3e-2), ("float32", "bf16", 3e-2)],
-)
-def test_loss_scaling(
-    three_ranks: RankPool, dtype: str, compression: str, tolerance: float, order: float
-) -> None:
-    results = three_ranks.run(body_scaled, dtype, compression, order)
-    for ours, alone in results:
-        assert ours["scales"] == alone["scales"]
-        assert ours["scales"][4] < ours["scales"][3]  # a step was left out
-        assert torch.equal(ours["weights"], results[0][0]["weights"])
-        torch.testing.assert_close(ours["weights"], alone["weights"], rtol=0, atol=tolerance)
-        torch.testing.assert_close(
-            ours["norms"], alone["norms"], rtol=tolerance, atol=tolerance, equal_nan=True
-        )
-        assert ours["deferred"] == 6
-
-
-# ---- unusual steps ----------------------------------------------------------------------------
-
-
-def unusual(kind: str, distributed: bool, order: float) -> Tensor:
-    model = network()
-    passes = 2 if kind == "accumulation" else 1
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    if distributed:
-        optimizer = hvd.DistributedOptimizer(
-            optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=passes
-        )
-    ranks, rank = (hvd.size(), hvd.rank()) if distributed else (1, 0)
-    for step in range(STEPS):
-        optimizer.zero_grad(set_to_none=kind != "zeros")
-        for part in range(passes):
-            x, y = batch(passes * step + part)
-            loss = nn.functional.mse_loss(model(x[rank::ranks]), y[rank::ranks])
-            if kind == "unused":  # the last layer's bias has no gradient anywhere
-                loss = nn.functional.mse_loss(model[:4](x[rank::ranks])[:, :3], y[rank::ranks])
-            loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1 if order == 2 else 0.02, norm_type=order)
-        if kind in ("skipped", "zeros") and step % 3 == 1:
-            continue
-        if kind == "cleared" and step % 3 == 1:
-            model.zero_grad()  # not by the optimizer
-            continue
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def body_unusual(kind: str, order: float) -> tuple[Tensor, Tensor]:
-    with new_job(SPLIT):
-        return unusual(kind, True, order), unusual(kind, False, order)
-
-
-@pytest.mark.parametrize("order", [2.0, math.inf])
-@pytest.mark.parametrize("kind", ["skipped", "zeros", "cleared", "accumulation", "unused"])
-def test_unusual_steps(three_ranks: RankPool, kind: str, order: float) -> None:
-    results = three_ranks.run(body_unusual, kind, order)
-    for ours, alone in results:
-        assert torch.equal(ours, results[0][0])
-        torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
-
-
-def body_copied() -> list[tuple[Tensor, Tensor, Tensor]]:
+@on_ranks(2)
+def test_a_clipped_gradient_can_be_copied_and_takes_no_more() -> None:
+    """Copies gradients; at the end, what a second backward pass says."""
     with new_job(SPLIT):
         model = network()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-        )
+        optimizer = wrapped(model)
         copies = []
-        for step in range(STEPS):
+        for step in range(STEPS + 1):
             x, y = batch(step)
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if step == STEPS:
+                break
             gradient = gradients_of(model)[step % 4]
             as_bytes = io.BytesIO()
             if step % 2:
@@ -427,65 +415,17 @@ def body_copied() -> list[tuple[Tensor, Tensor, Tensor]]:
             gradients_of(model)[0].mul_(2.0)  # one that is complete by now
             copies.append((copied, gradient.detach().clone(), gradients_of(model)[0].clone()))
             optimizer.step()
-        return copies
-
-
-def test_a_clipped_gradient_can_be_copied(two_ranks: RankPool) -> None:
-    for copies in two_ranks.run(body_copied):
-        for step, (copied, gradient, first) in enumerate(copies):
-            assert torch.equal(2 * copied if step % 4 == 0 else copied, gradient)
-            assert first.abs().sum() > 0
-
-
-def body_backward_again() -> str:
-    with new_job(SPLIT):
-        model = network()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-        )
-        for step in range(STEPS):
-            x, y = batch(step)
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         with pytest.raises(RuntimeError) as raised:
             nn.functional.mse_loss(model(x), y).backward()
-        return str(raised.value)
-
-
-def test_gradients_on_their_way_take_no_more(two_ranks: RankPool) -> None:
-    for text in two_ranks.run(body_backward_again):
-        assert "more than backward_passes_per_step times before call to step()" in text
-        assert "call optimizer.step() or optimizer.zero_grad() before the next backward()" in text
+        text = str(raised.value)
+    for step, (copied, gradient, first) in enumerate(copies):
+        assert torch.equal(2 * copied if step % 4 == 0 else copied, gradient)
+        assert first.abs().sum() > 0
+    assert "more than backward_passes_per_step times before call to step()" in text
+    assert "call optimizer.step() or optimizer.zero_grad() before the next backward()" in text
 
 
 # ---- the choice -------------------------------------------------------------------------------
-
-
-def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
-    with new_job({"HVD_ORDER_TUNE": "0", **env}):
-        model = network()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-        )
-        for step in range(5):
-            x, y = batch(step)
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            if clip == "elements":
-                assert all(gradient.isfinite().all() for gradient in gradients_of(model))
-            elif clip is not None:
-                CLIPS[clip](model, optimizer)
-            optimizer.step()
-        from hvd_order.engine.engine_host import running_host
-
-        host = running_host()
-        assert host is not None
-        return host.slice_settings.split, str(optimizer.overlap_report())
 
 
 @pytest.mark.parametrize(
@@ -502,41 +442,26 @@ def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
         (None, {"HVD_ORDER_DEBUG": "split"}, True, "all 6 parameters"),
     ],
 )
+@on_ranks(2)
 def test_split_where_norms_are_read(
-    two_ranks: RankPool, clip: str | None, env: dict[str, str], split: bool, says: str
+    clip: str | None, env: dict[str, str], split: bool, says: str
 ) -> None:
-    for chosen, report in two_ranks.run(body_choice, clip, env):
-        assert chosen == split
-        assert says in report
-
-
-def body_maxima(
-    most_bytes: int, clips: list[str], env: dict[str, str]
-) -> tuple[bool, list[bool], str]:
-    """Whether all-reduces are split, whether there are maxima in each step, and the report.
-
-    Args:
-        most_bytes: limit of the maxima.
-        clips: by step, for each rank.
-    """
-    from hvd_order.torch.sums import registered_model
-
-    with pytest.MonkeyPatch.context() as patch, new_job({"HVD_ORDER_TUNE": "0", **env}):
-        patch.setattr(registered_model, "MOST_MAXIMA_BYTES", most_bytes)
+    with new_job({"HVD_ORDER_TUNE": "0", **env}):
         model = network()
-        optimizer: Any = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-        )
-        registered = optimizer._hvd_exchange._model
-        maxima = []
-        for step, clip in enumerate(clips):
+        optimizer = wrapped(model)
+        for step in range(5):
             x, y = batch(step)
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
-            CLIPS[clip](model, optimizer)
-            maxima.append(registered.has_norms(math.inf))
+            if clip == "elements":
+                assert all(gradient.isfinite().all() for gradient in gradients_of(model))
+            elif clip is not None:
+                CLIPS[clip](model, optimizer)
             optimizer.step()
-        return registered.is_split, maxima, str(optimizer.overlap_report())
+        chosen = engine_host().slice_settings.split
+        report = str(optimizer.overlap_report())
+    assert chosen == split
+    assert says in report
 
 
 ALWAYS = {"HVD_ORDER_DEBUG": "split"}
@@ -561,23 +486,71 @@ FEW = 6 * 2 * 8  # six gradients on two ranks
         (FEW, ["infinity norm", *4 * ["clip_grad_norm_"]], {}, True, ALL, "all 6 parameters"),
     ],
 )
+@on_ranks(2)
 def test_maxima_where_infinity_norms_are_read(
-    two_ranks: RankPool, most_bytes: int, clips: list[str], env: dict[str, str], split: bool,
-    maxima: list[bool], says: str,
+    most_bytes: int, clips: list[str], env: dict[str, str], split: bool, maxima: list[bool],
+    says: str,
 ) -> None:  # fmt: skip
-    for is_split, had, report in two_ranks.run(body_maxima, most_bytes, clips, env):
-        assert is_split == split
+    """Whether all-reduces are split, whether there are maxima in each step, and the report.
+
+    Args:
+        most_bytes: limit of the maxima.
+        clips: by step, for each rank.
+    """
+    with pytest.MonkeyPatch.context() as patch, new_job({"HVD_ORDER_TUNE": "0", **env}):
+        patch.setattr(registered_model, "MOST_MAXIMA_BYTES", most_bytes)
+        model = network()
+        optimizer = wrapped(model)
+        registered = optimizer._hvd_exchange._model
+        had = []
+        for step, clip in enumerate(clips):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            CLIPS[clip](model, optimizer)
+            had.append(registered.has_norms(math.inf))
+            optimizer.step()
+        assert registered.is_split == split
         assert had == maxima
-        assert says in report
+        assert says in str(optimizer.overlap_report())
 
 
 # ---- a rank that dies -------------------------------------------------------------------------
 
+# Rank 1 waits between the halves of step 6 to be killed; the others say by which error they end.
+DIES = """
+import sys
+import torch
+import hvd_order.torch as hvd
 
-def test_a_rank_dies_between_the_halves() -> None:
-    program = dies_between_the_halves(sharded=False)
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(),
+    sharded=sys.argv[1] == "sharded",
+)
+step = 0
+try:
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        step += 1
+        if step == 6:
+            print("between the halves", flush=True)
+            if hvd.rank() == 1:
+                sys.stdin.read()  # until the end
+        optimizer.step()
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["ordinary", "sharded"])
+def test_a_rank_dies_between_the_halves(how: str) -> None:
     env = {"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TIMEOUT": "20"}
-    with start_script(3, program, env=env) as script:
+    with start_script(3, DIES, how, env=env) as script:
         script.wait_for_output(1, "between the halves")
         script.kill(1)
         ended = script.wait(timeout=40)
@@ -585,41 +558,3 @@ def test_a_rank_dies_between_the_halves() -> None:
     for rank in (0, 2):
         assert ended[rank].returncode == 3, ended[rank].stderr
         assert "raised PeerLost: rank 1 is gone" in ended[rank].stdout
-
-
-def body_process_set(order: float) -> tuple[Tensor, Tensor, Tensor, bool] | None:
-    with new_job(SPLIT):
-        pair = hvd.add_process_set([0, 2])
-        if not pair.included():
-            return None
-        model, alone = network(), network()
-        optimizer: Any = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            named_parameters=model.named_parameters(),
-            process_set=pair,
-        )
-        plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-        norms = []
-        for step in range(STEPS):
-            x, y = batch(step)
-            mine = slice(pair.rank(), None, pair.size())
-            for each, of, rows in ((optimizer, model, mine), (plain, alone, slice(None))):
-                each.zero_grad()
-                nn.functional.mse_loss(of(x[rows]), y[rows]).backward()
-                norms.append(nn.utils.clip_grad_norm_(of.parameters(), 0.1, order).detach())
-                each.step()
-        split = optimizer._hvd_exchange._model.has_norms(order)
-        weights = [
-            torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, alone)
-        ]
-        return weights[0], weights[1], torch.stack(norms).view(STEPS, 2), split
-
-
-@pytest.mark.parametrize("order", [2.0, math.inf])
-def test_a_process_set_splits_its_own_sums(three_ranks: RankPool, order: float) -> None:
-    first, outside, second = three_ranks.run(body_process_set, order)
-    assert outside is None
-    assert [first[3], second[3]] == [True, True]
-    assert torch.equal(first[0], second[0])
-    torch.testing.assert_close(first[0], first[1], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(first[2][:, 0], first[2][:, 1], rtol=1e-5, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.jobs import new_job
 from helpers.ranks import RankPool
 from torch import nn
 
@@ -12,10 +13,12 @@ from hvd_order.base.errors import HorovodInternalError
 
 
 def body_differ(what: str) -> str:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("HVD_ORDER_TIMEOUT", "4")
-        hvd.init()
+    with new_job({"HVD_ORDER_TIMEOUT": "4"}):
+        return train(what)
+
+
+def train(what: str) -> str:
+    """The text of the error that it ends by."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(
@@ -34,8 +37,6 @@ def body_differ(what: str) -> str:
             optimizer.flush()
     except HorovodInternalError as error:
         return str(error)
-    finally:
-        hvd.shutdown()
     return ""
 
 

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import new_job, refused
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.engine.engine_host import running_host
+from hvd_order.engine.engine_host import engine_host
 from hvd_order.torch.gradients import tuning
 
 KIB = 1024
 STEPS = 12
-Weights = list[list[list[float]]]
+Weights = list[list[torch.Tensor]]
 
 
 def model(kind: str) -> nn.Module:
@@ -73,7 +74,7 @@ def train(
 
 
 def weights_of(nets: list[nn.Module]) -> Weights:
-    return [[p.detach().flatten().tolist() for p in net.parameters()] for net in nets]
+    return [[p.detach().clone() for p in net.parameters()] for net in nets]
 
 
 def alone(kind: str) -> Weights:
@@ -178,9 +179,7 @@ def test_threads_in_opposite_order_train_what_one_process_trains(
     for kind in kinds:
         expected = alone(kind)
         for weights in ranks(size).run(body_opposite, kind, made):
-            for mine, theirs in zip(weights, expected, strict=True):
-                for some, others in zip(mine, theirs, strict=True):
-                    assert some == pytest.approx(others, rel=1e-9, abs=1e-12), kind
+            torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-12)
 
 
 PLANNED = SliceSettings(64 * KIB, 128 * KIB, agreement="planned")
@@ -188,12 +187,10 @@ PLANNED = SliceSettings(64 * KIB, 128 * KIB, agreement="planned")
 
 def body_late(only: SliceSettings) -> tuple[Weights, str]:
     """The second model comes while the first one follows a plan, at other steps on each rank."""
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch, double():
+    with pytest.MonkeyPatch.context() as patch, double(), new_job({}):
         patch.setattr(
             tuning, "candidates", lambda own, _, planned, __: [only] if planned else [own]
         )
-        hvd.init()
         nets = [model(""), model("")]
         optimizers: list[Any] = [distributed(nets[0], "", "a."), None]
         due = threading.Event()
@@ -211,24 +208,18 @@ def body_late(only: SliceSettings) -> tuple[Weights, str]:
         Threads(work).join()
         for optimizer in optimizers:
             optimizer.flush()
-        host = running_host()
-        assert host is not None
-        agreement = host.agreement
-        weights = weights_of(nets)
-        hvd.shutdown()
-    return weights, agreement
+        return weights_of(nets), engine_host().agreement
 
 
 def test_a_second_thread_ends_the_plan_of_the_first(two_ranks: RankPool) -> None:
     expected = alone("")
     for weights, agreement in two_ranks.run(body_late, PLANNED):
         assert agreement == "leader"
-        for mine, theirs in zip(weights, expected, strict=True):
-            for some, others in zip(mine, theirs, strict=True):
-                assert some == pytest.approx(others, rel=1e-9, abs=1e-12)
+        torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-12)
 
 
-def body_indistinguishable() -> list[str]:
+@on_ranks(2)
+def test_threads_whose_models_nothing_distinguishes_are_refused() -> None:
     """Two threads make optimizers whose parameters have the same names."""
     optimizers: list[Any] = []
     texts: list[str] = []
@@ -239,10 +230,7 @@ def body_indistinguishable() -> list[str]:
         net = model("")
         if which == 1:
             assert made.wait(60)
-            try:
-                distributed(net, "", "")
-            except InvalidUsage as error:
-                texts.append(str(error))
+            texts.append(refused(lambda: distributed(net, "", "")))
             done.set()
         else:
             optimizers.append(distributed(net, "", ""))
@@ -250,19 +238,19 @@ def body_indistinguishable() -> list[str]:
             assert done.wait(60)
 
     Threads(work).join()
-    return texts
+    assert len(texts) == 1
+    assert "named_parameters=" in texts[0]
 
 
-def test_threads_whose_models_nothing_distinguishes_are_refused(two_ranks: RankPool) -> None:
-    for texts in two_ranks.run(body_indistinguishable):
-        assert len(texts) == 1
-        assert "named_parameters=" in texts[0]
-
-
-def body_sharded_late() -> str:
+@on_ranks(2)
+def test_nothing_is_measured_while_another_thread_trains() -> None:
     """An optimizer that needs a measurement is made while another thread may send gradients."""
-    hvd.shutdown()
-    hvd.init()
+    with new_job({}):
+        text = make_sharded_late()
+    assert "before that thread begins" in text
+
+
+def make_sharded_late() -> str:
     nets = [model(""), model("")]
     optimizer = distributed(nets[0], "", "a.")
     stepped, tried = threading.Event(), threading.Event()
@@ -277,17 +265,8 @@ def body_sharded_late() -> str:
     thread = threading.Thread(target=work)
     thread.start()
     assert stepped.wait(60)
-    text = ""
-    try:
-        hvd.DistributedOptimizer(torch.optim.SGD(nets[1].parameters(), lr=0.1), sharded=True)
-    except InvalidUsage as error:
-        text = str(error)
+    inner = torch.optim.SGD(nets[1].parameters(), lr=0.1)
+    text = refused(lambda: hvd.DistributedOptimizer(inner, sharded=True))
     tried.set()
     thread.join()
-    hvd.shutdown()
     return text
-
-
-def test_nothing_is_measured_while_another_thread_trains(two_ranks: RankPool) -> None:
-    for text in two_ranks.run(body_sharded_late):
-        assert "before that thread begins" in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from helpers.jobs import new_job
+from helpers.logged import logged
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
+from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.engine.engine_host import running_host
+from hvd_order.engine import link_probe
+from hvd_order.engine.engine_host import engine_host
 
 MOST_STEPS = 2000  # more than all trials take
 A_FEW_STEPS = 20  # enough for the first trials to begin, where there are any
@@ -35,15 +39,6 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return torch.randn(4, 300, generator=generator, dtype=torch.double)
 
 
-class Keep(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 Run = tuple[list[SliceSettings], list[Any], list[str]]
 
 
@@ -53,13 +48,9 @@ def body_train(env: dict[str, str], steps: int = MOST_STEPS) -> Run:
     Returns:
         Each step's slice settings, the weights, and what was logged.
     """
-    logger, keep = logging.getLogger("hvd_order"), Keep()
-    level = logger.level
-    logger.addHandler(keep)
-    logger.setLevel(logging.INFO)
     choices: list[SliceSettings] = []
     after_tuning = 0
-    with new_job(env):
+    with logged() as lines, new_job(env):
         model = network()
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
@@ -69,16 +60,12 @@ def body_train(env: dict[str, str], steps: int = MOST_STEPS) -> Run:
             optimizer.zero_grad()
             model(batch(step, hvd.rank())).square().mean().backward()
             optimizer.step()
-            host = running_host()
-            assert host is not None
-            choices.append(host.slice_settings)
-            after_tuning += host.tuning_ended
+            choices.append(engine_host().slice_settings)
+            after_tuning += engine_host().tuning_ended
             if after_tuning > A_FEW_STEPS:
                 break
         weights = [p.detach().numpy().copy() for p in model.parameters()]
-    logger.removeHandler(keep)
-    logger.setLevel(level)
-    return choices, weights, keep.lines
+    return choices, weights, lines
 
 
 def one_process(size: int, steps: int) -> list[torch.Tensor]:
@@ -155,22 +142,48 @@ def test_without_trials_the_measured_transport_decides(
     assert choices[-1].policy == env.get("HVD_ORDER_POLICY", "priority")
 
 
-def body_dropped_on_one_rank() -> int:
-    hvd.shutdown()
-    hvd.init()
+@on_ranks(2)
+def test_a_model_that_only_one_rank_has_forgotten() -> None:
     kept = []
-    for _ in range(2):
-        model = network()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2))
-        if hvd.rank() == 1:
-            kept.append(optimizer)
-    for step in range(A_FEW_STEPS):
-        optimizer.zero_grad()
-        model(batch(step, hvd.rank())).square().mean().backward()
-        optimizer.step()
-    hvd.shutdown()
-    return len(kept)
+    with new_job({}):
+        for _ in range(2):
+            model = network()
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2))
+            if hvd.rank() == 1:
+                kept.append(optimizer)
+        for step in range(A_FEW_STEPS):
+            optimizer.zero_grad()
+            model(batch(step, hvd.rank())).square().mean().backward()
+            optimizer.step()
+    assert len(kept) == 2 * hvd.rank()
 
 
-def test_a_model_that_only_one_rank_has_forgotten(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_dropped_on_one_rank) == [0, 2]
+LINK = LinkModel(latency_s=1e-4, slice_cost_s=5e-5, seconds_per_byte=1e-9)
+
+
+def body_advice() -> list[str]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        new_job({"HVD_ORDER_TUNE": "0"}),
+        logged() as lines,
+    ):
+        patch.setattr(link_probe, "measure", lambda *_: LINK)  # a busy host measures anything
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(300, 800), nn.ReLU(), nn.Linear(800, 10))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters()
+        )
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(4, 300)).square().mean().backward()
+            optimizer.step()
+    return [line for line in lines if "of gradients need" in line]
+
+
+def test_rank_0_says_once_what_order_can_gain(two_ranks: RankPool) -> None:
+    """Without trials; behind them: above."""
+    (line,), nothing = two_ranks.run(body_advice)
+    assert nothing == []
+    assert re.match(r"0\.99\d MB of gradients", line)
+    assert "(2 ranks)" in line
+    assert "hvd-order advise" in line

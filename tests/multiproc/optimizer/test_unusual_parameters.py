@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankPool
+from helpers.on_ranks import on_ranks
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -59,7 +59,9 @@ def grow(wrap: Callable[..., Any], mine: Callable[[Tensor], Tensor]) -> nn.Modul
     return model
 
 
-def body_grow(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["plain", "feedback", "sharded"])
+@on_ranks(2)
+def test_parameters_of_another_shape(kind: str) -> None:
     if kind == "plain":
         got, expected = both(grow)
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-14)
@@ -70,12 +72,8 @@ def body_grow(kind: str) -> None:
             both(grow, sharded=True)
 
 
-@pytest.mark.parametrize("kind", ["plain", "feedback", "sharded"])
-def test_parameters_of_another_shape(two_ranks: RankPool, kind: str) -> None:
-    two_ranks.run(body_grow, kind)
-
-
-def body_resized_within_a_step() -> None:
+@on_ranks(2)
+def test_a_parameter_resized_within_a_step_is_refused() -> None:
     model = layers()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -90,10 +88,6 @@ def body_resized_within_a_step() -> None:
     with pytest.raises(InvalidUsage, match=r"shape \(4,\).* in the middle of a step"):
         model(rows(1)).sum().backward()
     del optimizer
-
-
-def test_a_parameter_resized_within_a_step_is_refused(two_ranks: RankPool) -> None:
-    two_ranks.run(body_resized_within_a_step)
 
 
 # ---- gradients of another dtype ---------------------------------------------------------------
@@ -135,7 +129,9 @@ def wide(wrap: Callable[..., Any], mine: Callable[[Tensor], Tensor], late: bool)
     return model
 
 
-def body_grad_dtype() -> None:
+@pytest.mark.skipif(not HAS_GRAD_DTYPE, reason="Tensor.grad_dtype came with PyTorch 2.10")
+@on_ranks(2)
+def test_gradients_of_another_dtype() -> None:
     for late in (False, True):
         got, expected = both(lambda wrap, mine, late=late: wide(wrap, mine, late))
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-3)
@@ -148,11 +144,8 @@ def body_grad_dtype() -> None:
 
 
 @pytest.mark.skipif(not HAS_GRAD_DTYPE, reason="Tensor.grad_dtype came with PyTorch 2.10")
-def test_gradients_of_another_dtype(two_ranks: RankPool) -> None:
-    two_ranks.run(body_grad_dtype)
-
-
-def body_any_dtype() -> None:
+@on_ranks(2)
+def test_a_gradient_of_a_dtype_that_nobody_could_foresee_is_refused() -> None:
     weight: Any = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     weight.grad_dtype = None
     sgd = torch.optim.SGD([weight], lr=0.1)
@@ -176,15 +169,11 @@ def body_any_dtype() -> None:
     del optimizer
 
 
-@pytest.mark.skipif(not HAS_GRAD_DTYPE, reason="Tensor.grad_dtype came with PyTorch 2.10")
-def test_a_gradient_of_a_dtype_that_nobody_could_foresee_is_refused(two_ranks: RankPool) -> None:
-    two_ranks.run(body_any_dtype)
-
-
 # ---- no elements ------------------------------------------------------------------------------
 
 
-def body_unusable() -> None:
+@on_ranks(2)
+def test_parameters_without_elements_are_refused() -> None:
     with torch.device("meta"):
         meta = nn.Linear(2, 2)
     lazy, freed = nn.LazyLinear(2), nn.Linear(2, 2)
@@ -204,11 +193,9 @@ def body_unusable() -> None:
     assert len(optimizer.param_groups[1]["params"]) == 2
 
 
-def test_parameters_without_elements_are_refused(two_ranks: RankPool) -> None:
-    two_ranks.run(body_unusable)
-
-
-def body_empty_in_shards(narrow: bool) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+@on_ranks(2)
+def test_sharded_state_has_parameters_without_elements(narrow: bool) -> None:
     dtype = torch.bfloat16 if narrow else torch.float32
     model: Any = nn.ParameterDict({
         "some": nn.Parameter(torch.ones(5, dtype=dtype)),
@@ -233,8 +220,3 @@ def body_empty_in_shards(narrow: bool) -> None:
     optimizer.load_state_dict(state)
     train(optimizer)
     assert all(each["step"] == 5 for each in optimizer.state_dict()["state"].values())
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-def test_sharded_state_has_parameters_without_elements(two_ranks: RankPool, narrow: bool) -> None:
-    two_ranks.run(body_empty_in_shards, narrow)

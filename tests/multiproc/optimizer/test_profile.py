@@ -1,16 +1,17 @@
-"""``hvd-order profile --servers S``: a script's job with real servers, and what they cost."""
+"""``hvd-order profile``: with ``-np N`` a script is recorded alone, the link among all ranks; with
+``--servers S`` its job has real servers, and the profile says what they cost.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from helpers.launching import launcher_environment
+from helpers.flags import comes_true
+from helpers.launching import launcher_environment, run_cli, write_script
+from helpers.processes import environment_of, processes
 
 from hvd_order.planning.files.profile import read_profile
 from hvd_order.tools.cli.main import main
@@ -35,32 +36,17 @@ ENV = {"HVD_ORDER_SLICE_BYTES": "512KiB", "HVD_ORDER_TIMEOUT": "60"}
 def profile(
     folder: Path, source: str, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    script = folder / "train.py"
-    script.write_text(source)
-    return subprocess.run(
-        [sys.executable, "-m", "hvd_order.tools.cli", "profile", *arguments, str(script)],
-        env=launcher_environment({**ENV, "JOB_OF_TEST": str(folder), **(env or {})}),
-        capture_output=True,
-        text=True,
-        timeout=160,
-        check=False,
-    )
+    env = launcher_environment({**ENV, "JOB_OF_TEST": str(folder), **(env or {})})
+    return run_cli("profile", *arguments, write_script(folder, source)[1], env=env)
 
 
 def nothing_runs(folder: Path) -> bool:
     """Whether within five seconds no process of the job runs any more, servers among them."""
-    mark = f"JOB_OF_TEST={folder}".encode()
-    for _ in range(100):
-        if not any(mark in variables for variables in _environments()):
-            return True
-        time.sleep(0.05)
-    return False
 
+    def jobs() -> list[str]:
+        return [environment_of(pid).get("JOB_OF_TEST", "") for pid in processes()]
 
-def _environments() -> Iterator[list[bytes]]:
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is a stranger's
-            yield path.read_bytes().split(b"\0")
+    return comes_true(lambda: str(folder) not in jobs())
 
 
 @pytest.mark.timeout(180)
@@ -132,7 +118,7 @@ def test_several_workers_and_servers_that_only_sum(
             "does not train with parameter servers",
             marks=pytest.mark.long,
         ),
-        # Without servers: test_profile_ranks.py.
+        # Without servers: below.
         pytest.param("raise ValueError('no data')", {}, "no data", marks=pytest.mark.long),
     ],
     ids=["too_early", "no_servers_start", "not_used", "fails"],
@@ -181,4 +167,46 @@ def test_servers_that_do_not_come_are_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode != 0
     assert "server 0 has not come" in done.stderr
+    assert not (tmp_path / "train.profile.json").exists()
+
+
+# ---- without servers --------------------------------------------------------------------------
+
+# Written for Horovod, with a process group of its own beside: both have to work alone.
+BESIDE_A_GROUP = """
+import torch
+import torch.distributed as dist
+import hvd_order.torch as hvd
+dist.init_process_group("gloo")
+hvd.init()
+assert (hvd.size(), dist.get_world_size()) == (1, 1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_profile_carries_the_link_of_its_ranks(tmp_path: Path) -> None:
+    done = profile(tmp_path, BESIDE_A_GROUP, "-H", "localhost:2", "--steps", "5")
+    assert done.returncode == 0, done.stderr
+    recorded = read_profile(tmp_path / "train.profile.json")
+    assert len(recorded.parameters) == 4
+    link = recorded.link
+    assert link is not None
+    assert (link.ranks, link.backend) == (2, "gloo")
+    # Between memories of one host: more than 1 MB/s, less than 1 TB/s.
+    assert 1e-12 < link.link.seconds_per_byte < 1e-6
+    assert 0 < link.link.latency_s < 1
+    assert done.stdout.count("4 parameters") == 1, "one of the ranks says so"
+    assert "gloo, 2 ranks" in done.stdout
+    assert main(["advise", str(tmp_path / "train.profile.json")]) == 0, "no network to be named"
+
+
+def test_a_script_that_fails_ends_all_ranks_and_says_why(tmp_path: Path) -> None:
+    done = profile(tmp_path, "raise ValueError('no data')", "-np", "2")
+    assert done.returncode != 0
+    assert "no data" in done.stderr
     assert not (tmp_path / "train.profile.json").exists()
