@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import RankFactory, RankPool
-from helpers.servers import Servers, Training, job, tell_apart
+from helpers.servers import Servers, Training, job, servers_of_job, tell_apart
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 import hvd_order.torch as hvd
 from hvd_order.base.link.slice_settings import best_settings
-from hvd_order.engine.engine_host import running_host
-from hvd_order.servers.worker.client import require_servers
+from hvd_order.engine.engine_host import engine_host
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda groups: SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -116,8 +115,6 @@ def test_state_is_that_of_one_process_and_can_be_loaded(two_ranks: RankPool) -> 
 
 
 def body_pulls(env: Mapping[str, str], tensors: int, pulls: int) -> list[list[int]]:
-    from hvd_order.engine import engine_host
-
     with job(env):
         torch.manual_seed(0)
         parameters = [torch.nn.Parameter(torch.randn(50)) for _ in range(tensors)]
@@ -127,10 +124,8 @@ def body_pulls(env: Mapping[str, str], tensors: int, pulls: int) -> list[list[in
             optimizer.step()
             optimizer.zero_grad()
         optimizer.flush()
-        host = engine_host.running_host()
-        assert host is not None
-        (model,) = host.models
-        orders = [require_servers(host).transport.pull(model, 1, 30.0) for _ in range(pulls)]
+        (model,) = engine_host().models
+        orders = [servers_of_job().transport.pull(model, 1, 30.0) for _ in range(pulls)]
         hvd.barrier()
         return orders
 
@@ -160,8 +155,7 @@ def body_slices(env: Mapping[str, str]) -> tuple[int, int, list[int]]:
             model(torch.ones(2, 1024)).sum().backward()
             optimizer.step()
         optimizer.flush()
-        host = running_host()
-        assert host is not None
+        host = engine_host()
         size = sum(p.nbytes for p in model.parameters())
         link = host.link(torch.device("cpu"))
         return hvd.rank(), host.slice_settings.slice_bytes, [

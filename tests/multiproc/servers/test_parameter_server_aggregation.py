@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import RankFactory
-from helpers.servers import Servers, audit, job
+from helpers.servers import Servers, audit, job, servers_of_job
 from torch.optim import SGD
 
 import hvd_order.torch as hvd
-from hvd_order.engine.engine_host import running_host
-from hvd_order.servers.worker.client import require_servers
 
 LEARNT = 2  # steps in which servers only sum
 WIDTH = 16384
@@ -60,9 +58,7 @@ def body_aggregated(
         (weights * 0).sum().backward()  # brings everybody's updates back
         optimizer.step()
         optimizer.flush()
-        host = running_host()
-        assert host is not None
-        transport = require_servers(host).transport
+        transport = servers_of_job().transport
         hvd.barrier()
         held = audit(lambda _: True) if rank == 0 else {}
         hvd.barrier()

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.flags import wait_until
 from helpers.ranks import RankFactory
-from helpers.servers import Servers, Training, audit, job
+from helpers.servers import Servers, Training, audit, job, servers_of_job
 from torch.optim import SGD, Adam
 
 import hvd_order.torch as hvd
-from hvd_order.engine.engine_host import running_host
-from hvd_order.servers.worker.client import require_servers
 
 LEARNT = 2  # steps in which the model is learnt: servers only sum, in common rounds
 
@@ -56,6 +55,10 @@ def test_every_push_counts_once(ranks: RankFactory, workers: int, servers: int) 
 BEGUN, FINISHED = 0, 1
 
 
+def await_steps(table: Any, row: int, ranks: int | slice, value: int) -> None:
+    wait_until(lambda: table[row, ranks].min() >= value, f"{value} of {ranks} in {table}", 20)
+
+
 def body_staleness(
     env: Mapping[str, str], path: str, bound: int | None, steps: int
 ) -> list[tuple[int, int]]:
@@ -76,10 +79,7 @@ def body_staleness(
         for step in range(1 - LEARNT, steps + 1):
             if rank == size - 1 and step > 0:
                 expected = steps if bound is None else min(step - 1 + bound, steps)
-                deadline = time.monotonic() + 20
-                while done[FINISHED, :rank].min() < expected:
-                    assert time.monotonic() < deadline, f"{done} at step {step}"
-                    time.sleep(0.002)
+                await_steps(done, FINISHED, slice(rank), expected)
                 time.sleep(0.02)  # time to run too far ahead
             if step > 0:
                 done[BEGUN, rank] = step
@@ -115,13 +115,6 @@ def test_nobody_runs_further_ahead_than_allowed(
     assert ahead == (steps if bound is None else bound)
 
 
-def wait_until(table: Any, row: int, rank: int, value: int) -> None:
-    deadline = time.monotonic() + 20
-    while table[row, rank] < value:
-        assert time.monotonic() < deadline, f"{table} while {value} of rank {rank} is awaited"
-        time.sleep(0.002)
-
-
 def body_delay(env: Mapping[str, str], path: str, ahead: int, turns: int) -> dict[str, Any]:
     """In each turn, rank 1 has read the parameters before rank 0 takes `ahead` steps."""
     with job(env):
@@ -137,7 +130,7 @@ def body_delay(env: Mapping[str, str], path: str, ahead: int, turns: int) -> dic
             loss = model(torch.ones(2, 32)).square().mean()
             if rank == 1 and turn > 0:
                 table[BEGUN, 1] = turn
-                wait_until(table, FINISHED, 0, turn)
+                await_steps(table, FINISHED, 0, turn)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -147,16 +140,14 @@ def body_delay(env: Mapping[str, str], path: str, ahead: int, turns: int) -> dic
             step(0)
         for turn in range(1, turns + 1):
             if rank == 0:
-                wait_until(table, BEGUN, 1, turn)
+                await_steps(table, BEGUN, 1, turn)
                 for _ in range(ahead):
                     step(turn)
                 table[FINISHED, 0] = turn
             else:
                 step(turn)
         hvd.barrier()
-        host = running_host()
-        assert host is not None
-        dropped = require_servers(host).transport.dropped()
+        dropped = servers_of_job().transport.dropped()
         held = audit(lambda _: True) if rank == 0 else {}
         hvd.barrier()
         return {"dropped": dropped, "audit": held}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,6 +10,7 @@ from datetime import timedelta
 import psutil
 import pytest
 import torch.distributed as dist
+from helpers.flags import wait_until
 from helpers.servers import Servers
 
 from hvd_order._native import _torch as native
@@ -117,10 +117,7 @@ def test_who_took_a_connection_cannot_speak_with_what_it_hears() -> None:
     stranger.connect(0, native.PairConnection(groups[1], sends=1, receives=1, largest_payload=1024))
     honest.send_control(0, messages.ask("audit"))
     stranger.send_control(0, messages.ask("audit"))
-    deadline = time.monotonic() + 30
-    while not gone:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: gone, "the honest end notices", 30)
     assert "a frame of another session" in gone[0]
     assert not said
     honest.close()
@@ -152,10 +149,7 @@ def test_what_was_sent_before_the_end_arrives_however_late_it_is_read() -> None:
         writer.send_control(0, text)
     writer.close()
     del writer
-    deadline = time.monotonic() + 30
-    while established() > open_before - 2:
-        assert time.monotonic() < deadline, "the reader has not seen the end of the connection"
-        time.sleep(0.01)
+    wait_until(lambda: established() <= open_before - 2, "the reader sees the end", 30)
     closed.set()
     assert gone.wait(30)
     assert heard == texts

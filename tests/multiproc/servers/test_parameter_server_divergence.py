@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import RankPool
-from helpers.servers import Servers, audit, job
+from helpers.servers import Servers, audit, job, servers_of_job
 from torch import Tensor
 
 import hvd_order.torch as hvd
-from hvd_order.servers.worker.connections import MeetingPoint
+from hvd_order.engine.engine_host import engine_host
 
 WIDTH = 32
 RATE = 0.125
@@ -77,7 +76,8 @@ def body_copy_stops(
         if hvd.rank() == 0:
             held = audit(_copied)
             assert _copied(held), held
-            _check_places()
+            places = servers_of_job().transport.places(max(engine_host().models))
+            assert places == [(OWNER, REPLICA)]
             os.kill(pids[REPLICA], signal.SIGSTOP)
             takeover.start()
         hvd.barrier()
@@ -103,15 +103,6 @@ def _copied(held: Mapping[int, Sequence[Sequence[int]]]) -> bool:
     return len(entries) == 2 and len({tuple(entry[4:]) for entry in entries}) == 1
 
 
-def _check_places() -> None:
-    from hvd_order.engine import engine_host
-    from hvd_order.servers.worker.client import require_servers
-
-    host = engine_host.running_host()
-    assert host is not None
-    assert require_servers(host).transport.places(max(host.models)) == [(OWNER, REPLICA)]
-
-
 def _take_over(
     pids: Sequence[int],
     done: np.ndarray[Any, np.dtype[np.int64]],
@@ -134,25 +125,14 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def start(bound: float) -> Servers:
     """Two servers, the first one with number 0."""
-    servers = Servers(
-        2, 1,
-        {
-            "HVD_ORDER_SERVERS": "2",
-            "HVD_ORDER_PS_UPDATE": "server",
-            "HVD_ORDER_PS_REPLICAS": "1",
-            "HVD_ORDER_PS_DIVERGENCE": str(bound),
-            "HVD_ORDER_PS_BALANCE": "0",
-            "HVD_ORDER_SLICE_BYTES": "64KiB",
-        },
-    )  # fmt: skip
-    try:
-        wait = timedelta(seconds=PATIENCE_S)
-        MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], wait).own().wait(["server/0"], wait)
-        servers.start()
-    except BaseException:
-        servers.__exit__()
-        raise
-    return servers
+    env = {
+        "HVD_ORDER_PS_UPDATE": "server",
+        "HVD_ORDER_PS_REPLICAS": "1",
+        "HVD_ORDER_PS_DIVERGENCE": str(bound),
+        "HVD_ORDER_PS_BALANCE": "0",
+        "HVD_ORDER_SLICE_BYTES": "64KiB",
+    }
+    return Servers(2, 2, env, in_order=True)
 
 
 @pytest.mark.timeout(300)

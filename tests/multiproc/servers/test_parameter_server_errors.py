@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.launching import launcher, launcher_environment, write_script
+from helpers.launching import run_cli, write_script
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankPool
 from helpers.servers import Servers, Training, job
 from torch.optim import LBFGS, SGD, Adadelta, Adam
@@ -92,7 +92,8 @@ def test_misuse_is_told(two_ranks: RankPool) -> None:
             assert said["changed back"] == said["goes on"] == "nothing was raised"
 
 
-def body_without_servers() -> list[str]:
+@on_ranks(2)
+def test_missing_servers_and_settings_are_told() -> None:
     said = []
     model = torch.nn.Linear(4, 4)
     with job({}):
@@ -101,13 +102,9 @@ def body_without_servers() -> list[str]:
         )))  # fmt: skip
     async_on_workers = {"HVD_ORDER_COMM": "ps", "HVD_ORDER_PS_MODE": "async"}
     said.append(message_of(lambda: job(async_on_workers).__enter__()))
-    return said
-
-
-def test_missing_servers_and_settings_are_told(two_ranks: RankPool) -> None:
-    for no_servers, worker_updates in two_ranks.run(body_without_servers):
-        assert "hvd-order run -np N --servers M" in no_servers
-        assert "set HVD_ORDER_PS_UPDATE=server" in worker_updates
+    no_servers, worker_updates = said
+    assert "hvd-order run -np N --servers M" in no_servers
+    assert "set HVD_ORDER_PS_UPDATE=server" in worker_updates
 
 
 def body_complex_sums(env: Mapping[str, str]) -> str:
@@ -123,15 +120,13 @@ def test_sums_of_complex_numbers_are_refused(two_ranks: RankPool) -> None:
 
 
 def test_an_elastic_job_has_no_servers(tmp_path: Path) -> None:
-    command = launcher("-np", "2", "--min-np", "1", "--max-np", "2", "--servers", "1")
     discovery = tmp_path / "discover"
     discovery.write_text("#!/bin/sh\necho localhost:2\n", encoding="utf-8")
     discovery.chmod(0o755)
-    command += ["--host-discovery-script", str(discovery)]
-    command += write_script(tmp_path, "print('trains')")
-    end = subprocess.run(
-        command, env=launcher_environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    end = run_cli(
+        "run", "-np", 2, "--min-np", 1, "--max-np", 2, "--servers", 1, "--host-discovery-script",
+        discovery, *write_script(tmp_path, "print('trains')"), timeout=60,
+    )  # fmt: skip
     assert end.returncode != 0
     assert "--servers does not go with elastic jobs" in end.stderr
     assert "trains" not in end.stdout

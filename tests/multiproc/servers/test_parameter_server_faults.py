@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 import pytest
-import torch
 from helpers.ranks import RankPool, start_script
-from helpers.servers import Servers, Training, audit, job, tell_apart
-from torch.optim import Adam
+from helpers.servers import (
+    Servers,
+    Training,
+    audit,
+    from_undisturbed,
+    job,
+    servers_of_job,
+    small_adam,
+    train_until,
+)
 
 import hvd_order.torch as hvd
+from hvd_order.engine.engine_host import engine_host
 
 TIMEOUT_S = 60
 
@@ -107,32 +113,12 @@ def test_a_frozen_server_without_copies_is_named() -> None:
 # ---------------------------------------------------------------------------- and the job goes on
 
 
-def make_adam(groups: Any) -> Adam:
-    return Adam(groups, lr=0.001)
-
-
 def settled(servers: int) -> bool:
     """On rank 0: so many servers have links, and each of them slices."""
-    from hvd_order.engine import engine_host
-    from hvd_order.servers.worker.client import require_servers
-
-    host = engine_host.running_host()
-    assert host is not None
-    transport = require_servers(host).transport
+    transport = servers_of_job().transport
     there = set(transport.servers())
-    owners = {owner for owner, _ in transport.places(max(host.models))}
+    owners = {owner for owner, _ in transport.places(max(engine_host().models))}
     return len(there) == servers and owners == there
-
-
-def run_until(training: Training, is_over: Callable[[], bool]) -> None:
-    """Trains until rank 0 says so: every rank must take as many steps."""
-    for step in itertools.count():
-        training.run(1)
-        over = hvd.rank() == 0 and is_over()
-        if hvd.allreduce(torch.tensor(float(over)), op=hvd.Sum) > 0:
-            return
-        assert step < 20_000, "it does not come"
-        time.sleep(0.002)  # leaves the processors to those who come
 
 
 def body_event(
@@ -153,17 +139,17 @@ def body_event(
     """
     with job(env):
         # A model that is gone must be in nobody's way.
-        Training(make_adam, distributed=True).run(5)
-        disturbed = Training(make_adam, distributed=True)
+        Training(small_adam, distributed=True).run(5)
+        disturbed = Training(small_adam, distributed=True)
         process = None
         disturbed.run(10)
         if hvd.rank() == 0:
             process = subprocess.Popen(command, env=dict(others))
-        run_until(disturbed, lambda: settled(servers))
+        train_until(disturbed, lambda: settled(servers))
         if frozen is not None:
             if hvd.rank() == 0:
                 os.kill(frozen, signal.SIGCONT)
-            run_until(disturbed, lambda: psutil.Process(frozen).status() == psutil.STATUS_ZOMBIE)
+            train_until(disturbed, lambda: psutil.Process(frozen).status() == psutil.STATUS_ZOMBIE)
         disturbed.run(20)
         hvd.barrier()
 
@@ -175,10 +161,8 @@ def body_event(
         held = audit(complete) if hvd.rank() == 0 else {}
         hvd.barrier()
         pushed = disturbed.step - 2  # the model was learnt in the first two
-        state = disturbed.state()
-        undisturbed = Training(make_adam, distributed=True).run(disturbed.step)
         result = {
-            "apart": tell_apart(state, undisturbed.state()),
+            "apart": from_undisturbed(disturbed),
             "held": held,
             "pushed": pushed,
             "longest_s": max(disturbed.pauses[10:]),

@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch
+from helpers.launching import run_cli
 from helpers.ranks import RankPool, rank_environment
-from helpers.servers import Servers, Training, job
+from helpers.servers import Servers, Training, job, train_until
 from torch.optim import SGD
 
 import hvd_order.torch as hvd
@@ -34,14 +34,7 @@ REMOVE_1 = {"what": "remove", "server": 1}
 
 def answer(arguments: list[str], env: Mapping[str, str]) -> tuple[int, str, str]:
     """Code, output and complaint of a tool, which has to end soon."""
-    end = subprocess.run(
-        Servers.command(*arguments),
-        env=rank_environment(0, 1, 0, env),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    end = run_cli(*arguments, env=rank_environment(0, 1, 0, env), timeout=60)
     return end.returncode, end.stdout, end.stderr
 
 
@@ -239,12 +232,7 @@ def body_command(env: Mapping[str, str], command: list[str], others: dict[str, s
             process = subprocess.Popen(
                 command, env=others, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
-        while True:
-            training.run(1)
-            over = process is not None and process.poll() is not None
-            if hvd.allreduce(torch.tensor(float(over)), op=hvd.Sum) > 0:
-                break
-            time.sleep(0.02)  # leaves the processors to the command
+        train_until(training, lambda: process is not None and process.poll() is not None)
         return None if process is None else (process.returncode, *process.communicate())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,16 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.flags import wait_until
 from helpers.ranks import RankPool
-from helpers.servers import Servers, job
+from helpers.servers import Servers, job, servers_of_job
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.base.plan.plan_file import Plan, PlanCandidate
+from hvd_order.engine.engine_host import engine_host
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.registry import order
+from hvd_order.servers.process import messages
 
 SLICE_BYTES = 4096
 LINK = LinkModel(0.0, 0.0, 1e-7)
@@ -113,23 +115,18 @@ def body_orders(env: Mapping[str, str], servers: Sequence[int], trace: str) -> d
             optimizer.step()
             optimizer.zero_grad()
         optimizer.flush()
-        from hvd_order.engine import engine_host
-        from hvd_order.servers.process import messages
-        from hvd_order.servers.worker.client import require_servers
-
-        host = engine_host.running_host()
-        assert host is not None
+        host, transport = engine_host(), servers_of_job().transport
         (number,) = host.models
         layout = host.layouts[number]
         names = [layout.slice_name(i) for i in range(len(layout.slices))]
-        pulled = [require_servers(host).transport.pull(number, 1, 30.0) for _ in range(PULLS)]
+        pulled = [transport.pull(number, 1, 30.0) for _ in range(PULLS)]
         hvd.start_timeline(trace)
         value = loss(4)
         _all(servers, signal.SIGSTOP, "T")
         try:
             for server in range(len(servers)):
                 for _ in range(FILLING):
-                    require_servers(host).transport.send_control(server, messages.ask("late"))
+                    transport.send_control(server, messages.ask("late"))
             value.backward()
             optimizer.step()
             hvd.barrier()  # all gradients are with the lines, on both ranks
@@ -137,7 +134,7 @@ def body_orders(env: Mapping[str, str], servers: Sequence[int], trace: str) -> d
             _all(servers, signal.SIGCONT, "RSD")
         optimizer.flush()
         hvd.stop_timeline()
-        owners = [owner for owner, _ in require_servers(host).transport.places(number)]
+        owners = [owner for owner, _ in transport.places(number)]
         # The credit, a slice for each server, admits what comes first, whatever its urgency.
         mine = trace.replace("{rank}", str(hvd.rank()))
         answered = _of_step(mine, names, early=len(servers))
@@ -150,12 +147,12 @@ def _all(processes: Sequence[int], what: signal.Signals, states: str) -> None:
     if hvd.rank() == 0:
         for process in processes:
             os.kill(process, what)
-        deadline = time.monotonic() + 10
         for process in processes:
             status = Path(f"/proc/{process}/stat")
-            while status.read_text().rpartition(") ")[2][0] not in states:
-                assert time.monotonic() < deadline, f"process {process} ignores {what.name}"
-                time.sleep(0.001)
+            wait_until(
+                lambda status=status: status.read_text().rpartition(") ")[2][0] in states,
+                f"process {process} heeds {what.name}", 10,
+            )  # fmt: skip
     hvd.barrier()
 
 

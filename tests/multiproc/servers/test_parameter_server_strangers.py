@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -16,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from helpers.flags import wait_until
 from helpers.ranks import RankPool
-from helpers.servers import Servers, Training, job, tell_apart
+from helpers.servers import Servers, Training, from_undisturbed, job, train_until
 from torch.optim import SGD
 
 import hvd_order.torch as hvd
@@ -38,14 +38,8 @@ def body_train_on(env: Mapping[str, str], folder: str) -> dict[str, Any]:
     with job(env):
         training = Training(make_sgd, distributed=True).run(5)
         Path(folder, f"pid{hvd.rank()}").write_text(str(os.getpid()), encoding="utf-8")
-        while True:
-            training.run(1)
-            enough = float(Path(folder, "enough").exists())
-            if hvd.allreduce(torch.tensor(enough), op=hvd.Sum) > 0:
-                break
-            time.sleep(0.002)
-        again = Training(make_sgd, distributed=True).run(training.step)
-        return tell_apart(training.state(), again.state())
+        train_until(training, Path(folder, "enough").exists)
+        return from_undisturbed(training, make_sgd)
 
 
 def wrong_secret(servers: Servers, meeting: connections.MeetingPoint) -> None:
@@ -118,10 +112,7 @@ def nonsense_of_an_observer(
         observer.send_control(0, text)
     servers.wait_for_log("refused a message of observer 1")
     observer.send_control(0, messages.ask("audit"))
-    deadline = time.monotonic() + 30
-    while not said:
-        assert time.monotonic() < deadline, servers.log()
-        time.sleep(0.01)
+    wait_until(lambda: said, servers.log, 30)
     assert json.loads(said[0])["held"]
     observer.close()
 
@@ -136,11 +127,10 @@ def test_strangers_and_nonsense_disturb_nobody(two_ranks: RankPool, tmp_path: Pa
             two_ranks.run, body_train_on, servers.env, str(tmp_path), timeout=200
         )
         try:
-            deadline = time.monotonic() + 120
             pids = [tmp_path / f"pid{rank}" for rank in range(2)]
-            while not all(pid.exists() for pid in pids) and not training.done():
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(
+                lambda: training.done() or all(pid.exists() for pid in pids), "both train", 120
+            )
             meeting = connections.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], TIMEOUT)
             wrong_secret(servers, meeting)
             workers = [int(pid.read_text(encoding="utf-8")) for pid in pids]
