@@ -10,21 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.ranks import RankFactory
-from helpers.training.keras_jobs import MARKS, PATIENCE_S
+from helpers.jobs import refused
+from helpers.on_ranks import on_ranks
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, tf_shim
 
 pytestmark = MARKS
 CALLS, ROUNDS = 24, 3
-
-
-def shim() -> tuple[Any, Any]:
-    """TensorFlow, and ours."""
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
-    return tf, hvd
 
 
 # ---- graphs whose calls have to find each other -------------------------------------------------
@@ -111,20 +102,18 @@ def derivatives(tf: Any, hvd: Any) -> Rounds:
 GRAPHS = {made.__name__: made for made in (session, wrapped, nested, loop, derivatives)}
 
 
-def body_sums(kind: str) -> list[list[float]]:
-    run = GRAPHS[kind](*shim())
-    return [[float(value[0]) for value in run()] for _ in range(ROUNDS)]
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_each_call_meets_its_own(ranks: RankFactory, kind: str) -> None:
-    wanted = [3000.0 + 20.0 * k for k in range(CALLS)]
-    for got in ranks(2).run(body_sums, kind, timeout=PATIENCE_S):
-        assert got == [wanted] * ROUNDS
+@on_ranks(2, timeout=PATIENCE_S)
+def test_each_call_meets_its_own(kind: str) -> None:
+    run = GRAPHS[kind](*tf_shim())
+    for _ in range(ROUNDS):
+        assert [float(value[0]) for value in run()] == [3000.0 + 20.0 * k for k in range(CALLS)]
 
 
-def body_two_functions(swapped: bool) -> list[float]:
-    tf, hvd = shim()
+@pytest.mark.parametrize("swapped", [False, True])
+@on_ranks(2, timeout=PATIENCE_S)
+def test_calls_of_a_graph_meet_whatever_is_executed_first(swapped: bool) -> None:
+    tf, hvd = tf_shim()
     function = tf.compat.v1.wrap_function(
         lambda x: [hvd.allreduce(x), hvd.allreduce(2 * x)], [tf.TensorSpec([], tf.float32)]
     )
@@ -142,19 +131,17 @@ def body_two_functions(swapped: bool) -> list[float]:
         thread.start()
     for thread in threads:
         thread.join()
-    return [results["first"], results["second"]]
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_calls_of_a_graph_meet_whatever_is_executed_first(two_ranks: Any, swapped: bool) -> None:
-    assert two_ranks.run(body_two_functions, swapped, timeout=PATIENCE_S) == [[0.5, 1.0]] * 2
+    assert [results["first"], results["second"]] == [0.5, 1.0]
 
 
 # ---- what gives no order -------------------------------------------------------------------------
 
 
-def body_in_dataset(how: str) -> tuple[str, str]:
-    tf, hvd = shim()
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("how", ["map", "named", "function", "filter"])
+@on_ranks(timeout=PATIENCE_S)
+def test_functions_of_tf_data_are_refused(how: str) -> None:
+    tf, hvd = tf_shim()
     rows = tf.data.Dataset.range(CALLS)
 
     @tf.function
@@ -162,62 +149,40 @@ def body_in_dataset(how: str) -> tuple[str, str]:
         return hvd.allreduce(k, op=hvd.Sum)
 
     traced_before(tf.constant(1, tf.int64))
-    try:
-        if how == "map":
-            rows.map(lambda k: hvd.allreduce(k, op=hvd.Sum), num_parallel_calls=4)
-        elif how == "named":
-            rows.map(lambda k: hvd.allgather(k, name="rows"), num_parallel_calls=4)
-        elif how == "function":
-            rows.map(lambda k: traced_before(k), num_parallel_calls=4)
-        else:
-            rows.interleave(lambda k: rows.filter(lambda j: hvd.allreduce(k + j) > 0))
-    except ValueError as error:
-        return type(error).__name__, str(error)
-    return "", ""
+    uses: dict[str, Callable[[], Any]] = {
+        "map": lambda: rows.map(lambda k: hvd.allreduce(k, op=hvd.Sum), num_parallel_calls=4),
+        "named": lambda: rows.map(lambda k: hvd.allgather(k, name="rows"), num_parallel_calls=4),
+        "function": lambda: rows.map(lambda k: traced_before(k), num_parallel_calls=4),
+        "filter": lambda: rows.interleave(
+            lambda k: rows.filter(lambda j: hvd.allreduce(k + j) > 0)
+        ),
+    }
+    text = refused(uses[how])
+    assert ("hvd.allgather()" if how == "named" else "hvd.allreduce()") in text
+    assert ("Dataset.filter()" if how == "filter" else "Dataset.map()") in text
+    assert "in the training step" in text
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("how", ["map", "named", "function", "filter"])
-def test_functions_of_tf_data_are_refused(ranks: RankFactory, how: str, size: int) -> None:
-    for kind, text in ranks(size).run(body_in_dataset, how, timeout=PATIENCE_S):
-        assert kind == "InvalidUsage", text
-        call = "hvd.allgather()" if how == "named" else "hvd.allreduce()"
-        assert call in text
-        assert ("Dataset.filter()" if how == "filter" else "Dataset.map()") in text
-        assert "in the training step" in text
-
-
-def body_ordinary_dataset() -> list[float]:
-    tf, hvd = shim()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_other_functions_of_tf_data_are_not() -> None:
+    tf, hvd = tf_shim()
     rows = tf.data.Dataset.range(4).map(lambda k: tf.cast(k, tf.float32) + hvd.rank())
-    return [float(hvd.allreduce(row)) for row in rows.batch(2).prefetch(1).unbatch()]
+    means = [float(hvd.allreduce(row)) for row in rows.batch(2).prefetch(1).unbatch()]
+    assert means == [0.5, 1.5, 2.5, 3.5]
 
 
-def test_other_functions_of_tf_data_are_not(two_ranks: Any) -> None:
-    results = two_ranks.run(body_ordinary_dataset, timeout=PATIENCE_S)
-    assert results == [[0.5, 1.5, 2.5, 3.5]] * 2
-
-
-def body_loop_of_a_session() -> str:
-    tf, hvd = shim()
-    with tf.Graph().as_default():
-        try:
-            tf.map_fn(lambda k: hvd.allreduce(k), tf.range(8.0), parallel_iterations=8)
-        except ValueError as error:
-            return str(error)
-    return ""
-
-
-def test_loops_of_a_session_are_refused(two_ranks: Any) -> None:
-    for text in two_ranks.run(body_loop_of_a_session, timeout=PATIENCE_S):
-        assert "hvd.allreduce() without a name" in text
-        assert "in a loop" in text
-        assert "give the call a name" in text
+@on_ranks(2, timeout=PATIENCE_S)
+def test_loops_of_a_session_are_refused() -> None:
+    tf, hvd = tf_shim()
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="in a loop") as raised:
+        tf.map_fn(lambda k: hvd.allreduce(k), tf.range(8.0), parallel_iterations=8)
+    assert "hvd.allreduce() without a name" in str(raised.value)
+    assert "give the call a name" in str(raised.value)
 
 
 def body_second_thread(named: bool) -> str:
     """The text of the error that a call gets while one of another thread is under way."""
-    tf, hvd = shim()
+    tf, hvd = tf_shim()
     from hvd_order.tensorflow.ops import requests
 
     outcome = ""
@@ -250,17 +215,14 @@ def test_two_threads_need_names(two_ranks: Any) -> None:
     assert two_ranks.run(body_second_thread, True, timeout=PATIENCE_S) == ["", ""]
 
 
-def body_names() -> list[str]:
-    """Names of the operators, as a profile shows them."""
-    tf, hvd = shim()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_operators_are_called_after_their_tensor() -> None:
+    """As a profile shows them."""
+    tf, hvd = tf_shim()
     with tf.Graph().as_default() as graph:
         rows = tf.compat.v1.placeholder(tf.float32, [2], name="rows")
         hvd.allreduce(rows)
         hvd.allreduce(rows)
         hvd.broadcast(rows, 0, name="own")
-        return [op.name for op in graph.get_operations() if op.type == "HvdOrderCollective"]
-
-
-def test_operators_are_called_after_their_tensor(two_ranks: Any) -> None:
-    names = ["hvd_allreduce_rows_0", "hvd_allreduce_rows_0_1", "hvd_broadcast_rows_0"]
-    assert two_ranks.run(body_names, timeout=PATIENCE_S) == [names] * 2
+        names = [op.name for op in graph.get_operations() if op.type == "HvdOrderCollective"]
+    assert names == ["hvd_allreduce_rows_0", "hvd_allreduce_rows_0_1", "hvd_broadcast_rows_0"]

@@ -10,24 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.ranks import RankFactory
-from helpers.training.keras_jobs import MARKS, PATIENCE_S
+from helpers.on_ranks import on_ranks
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, tf_shim
 
 pytestmark = MARKS
 
 
-def shim() -> tuple[Any, Any]:
-    """TensorFlow, and ours."""
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
-    return tf, hvd
-
-
-def body_values(traced: bool) -> dict[str, Any]:
-    tf, hvd = shim()
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@on_ranks(2, timeout=PATIENCE_S)
+def test_values(traced: bool) -> None:
+    tf, hvd = tf_shim()
     rank, size = hvd.rank(), hvd.size()
 
     def everything(x: Any, rows: Any) -> dict[str, Any]:
@@ -61,46 +53,41 @@ def body_values(traced: bool) -> dict[str, Any]:
     rows = tf.fill([rank + 1, 2], float(rank))
     results = [function(x, rows) for _ in range(2)]  # the second time, nothing is traced
     tf.nest.map_structure(np.testing.assert_array_equal, *results)
-    return {name: tf.nest.map_structure(np.asarray, value) for name, value in results[1].items()}
-
-
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
-def test_values(ranks: RankFactory, traced: bool) -> None:
-    size = 2
+    got = {name: tf.nest.map_structure(np.asarray, value) for name, value in results[1].items()}
     x = np.arange(1.0, 5.0)
     rows = np.concatenate([np.full([r + 1, 2], r) for r in range(size)])
-    for rank, got in enumerate(ranks(size).run(body_values, traced, timeout=PATIENCE_S)):
-        expected = {
-            "average": 1.5 * x,
-            "scaled": 3 * x,
-            "max": 2 * x,
-            "bfloat16": 1.5 * x,
-            "any": 2 * x > 2.5,
-            "compressed": 1.5 * x,
-            "scalar": 1.5,
-            "empty": [],
-            "group": [3 * x, 3 * x],
-            "rows": rows,
-            "two_rows": [rows, np.concatenate([x, 2 * x])],
-            "root": 2 * x,
-            "unsigned": [0],
-            "exchanged": [0, 10] if rank == 0 else [1, 2, 11, 12],
-            "received": [rank + 1] * size,
-            "scattered": 3 * (x[:2] if rank == 0 else x[2:]),
-            "sparse_values": rows,
-            "sparse_indices": [0, 1, 1],
-        }
-        assert set(got) == set(expected)
-        for name, value in expected.items():
-            pairs = zip(got[name], value, strict=True) if isinstance(got[name], list) else [
-                (got[name], value)
-            ]  # fmt: skip
-            for ours, right in pairs:
-                np.testing.assert_allclose(ours, right, err_msg=name)
+    expected = {
+        "average": 1.5 * x,
+        "scaled": 3 * x,
+        "max": 2 * x,
+        "bfloat16": 1.5 * x,
+        "any": 2 * x > 2.5,
+        "compressed": 1.5 * x,
+        "scalar": 1.5,
+        "empty": [],
+        "group": [3 * x, 3 * x],
+        "rows": rows,
+        "two_rows": [rows, np.concatenate([x, 2 * x])],
+        "root": 2 * x,
+        "unsigned": [0],
+        "exchanged": [0, 10] if rank == 0 else [1, 2, 11, 12],
+        "received": [rank + 1] * size,
+        "scattered": 3 * (x[:2] if rank == 0 else x[2:]),
+        "sparse_values": rows,
+        "sparse_indices": [0, 1, 1],
+    }
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        pairs = zip(got[name], value, strict=True) if isinstance(got[name], list) else [
+            (got[name], value)
+        ]  # fmt: skip
+        for ours, right in pairs:
+            np.testing.assert_allclose(ours, right, err_msg=name)
 
 
-def body_gradients() -> dict[str, Any]:
-    tf, hvd = shim()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_gradients_are_horovods() -> None:
+    tf, hvd = tf_shim()
     rank, size = hvd.rank(), hvd.size()
 
     @tf.function
@@ -120,21 +107,21 @@ def body_gradients() -> dict[str, Any]:
     x = tf.ones([2 * size])
     rows = tf.fill([rank + 1, 1], 3.0)
     result = gradients(x, rows, tf.fill([2 * size], float(rank + 1)))
-    return {name: np.asarray(value) for name, value in result.items()}
+    wanted = {
+        "allreduce": [3.0] * 4,
+        "broadcast": [1.5 if rank == 1 else 0.0] * 4,
+        "allgather": [[9.0]] * (rank + 1),  # average of 6 and 12
+        "own_rows": [[[1.0]], [[2.0], [3.0]]][rank],
+        "alltoall": [1.0, 1.0, 2.0, 2.0],
+        "reducescatter": [2.0, 2.0, 4.0, 4.0],
+    }
+    for name, value in wanted.items():
+        np.testing.assert_allclose(result[name], value, err_msg=name)
 
 
-def test_gradients_are_horovods(ranks: RankFactory) -> None:
-    for rank, got in enumerate(ranks(2).run(body_gradients, timeout=PATIENCE_S)):
-        np.testing.assert_allclose(got["allreduce"], [3.0] * 4)
-        np.testing.assert_allclose(got["broadcast"], [1.5 if rank == 1 else 0.0] * 4)
-        np.testing.assert_allclose(got["allgather"], [[9.0]] * (rank + 1))  # average of 6 and 12
-        np.testing.assert_allclose(got["own_rows"], [[[1.0]], [[2.0], [3.0]]][rank])
-        np.testing.assert_allclose(got["alltoall"], [1.0, 1.0, 2.0, 2.0])
-        np.testing.assert_allclose(got["reducescatter"], [2.0, 2.0, 4.0, 4.0])
-
-
-def body_mistakes() -> None:
-    tf, hvd = shim()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_mistakes_raise_and_leave_the_ranks_in_step() -> None:
+    tf, hvd = tf_shim()
     rank = hvd.rank()
     from hvd_order.base import errors
 
@@ -164,8 +151,11 @@ def body_mistakes() -> None:
     assert float(hvd.allreduce(tf.constant(1.0))) == 1.0  # and the ranks are still in step
 
 
-def body_variables_of_a_session(everything: bool) -> list[float]:
-    tf, hvd = shim()
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("everything", [False, True])
+@on_ranks(timeout=PATIENCE_S)
+def test_variables_of_a_session(everything: bool) -> None:
+    tf, hvd = tf_shim()
     with tf.Graph().as_default():
         variables = [
             tf.compat.v1.get_variable(f"v{i}", initializer=float(10 * hvd.rank() + i))
@@ -178,19 +168,13 @@ def body_variables_of_a_session(everything: bool) -> list[float]:
         with tf.compat.v1.Session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
             assert session.run(brought) is None
-            return [float(value) for value in session.run(variables)]
+            found = [float(value) for value in session.run(variables)]
+    assert found == [10.0 * (hvd.size() - 1) + i for i in range(8)]
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("everything", [False, True])
-def test_variables_of_a_session(ranks: RankFactory, everything: bool, size: int) -> None:
-    wanted = [10.0 * (size - 1) + i for i in range(8)]
-    results = ranks(size).run(body_variables_of_a_session, everything, timeout=PATIENCE_S)
-    assert results == [wanted] * size
-
-
-def body_other_names() -> None:
-    tf, hvd = shim()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_names_of_horovod() -> None:
+    tf, hvd = tf_shim()
     import hvd_order.keras
 
     for module in (hvd, hvd_order.keras):
@@ -202,16 +186,9 @@ def body_other_names() -> None:
     assert hvd.mpi_ops.Average is hvd.Average
 
 
-def test_names_of_horovod(two_ranks: Any) -> None:
-    two_ranks.run(body_other_names, timeout=PATIENCE_S)
-
-
-def test_mistakes_raise_and_leave_the_ranks_in_step(ranks: RankFactory) -> None:
-    ranks(2).run(body_mistakes, timeout=PATIENCE_S)
-
-
-def body_state() -> None:
-    tf, hvd = shim()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_state_process_sets_and_join() -> None:
+    tf, hvd = tf_shim()
     rank = hvd.rank()
     variables = [tf.Variable(tf.fill([3], float(rank))), tf.Variable(rank, dtype=tf.int64)]
     hvd.broadcast_variables(variables, root_rank=1)
@@ -243,13 +220,10 @@ def body_state() -> None:
     assert joined == 1
 
 
-def test_state_process_sets_and_join(ranks: RankFactory) -> None:
-    ranks(2).run(body_state, timeout=PATIENCE_S)
-
-
-def body_again() -> list[str]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_operators_after_a_shutdown() -> None:
     """Shutdown ends what graphs ask for; after init() they work, but for traced gradients."""
-    tf, hvd = shim()
+    tf, hvd = tf_shim()
     variable = tf.Variable(tf.ones([4]))
 
     @tf.function
@@ -274,10 +248,5 @@ def body_again() -> list[str]:
     seen += [outcome(lambda: average(x)), outcome(lambda: gradient(x))]
     hvd.init()
     seen += [outcome(lambda: average(x)), outcome(lambda: gradient(x))]
-    return seen
-
-
-def test_operators_after_a_shutdown(ranks: RankFactory) -> None:
     gone = "not initialized"
-    for seen in ranks(2).run(body_again, timeout=PATIENCE_S):
-        assert seen == ["0.5", "0.5", gone, gone, "0.5", gone]
+    assert seen == ["0.5", "0.5", gone, gone, "0.5", gone]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.logged import logged
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from helpers.training.keras_jobs import MARKS, PATIENCE_S, shim
 
@@ -18,30 +19,6 @@ def rows(batches: int, rank: int) -> tuple[Any, Any]:
     random = np.random.default_rng(rank)
     x = random.normal(size=(batches * BATCH, 6)).astype(np.float32)
     return x, (x[:, :2] > 0).astype(np.float32)
-
-
-class Lines(logging.Handler):
-    """What hvd_order logs while it is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-    def __enter__(self) -> Lines:
-        self._level = logging.getLogger("hvd_order").level
-        logging.getLogger("hvd_order").setLevel(logging.INFO)
-        logging.getLogger("hvd_order").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("hvd_order").setLevel(self._level)
-        logging.getLogger("hvd_order").removeHandler(self)
-
-
-# ---- refused traces ------------------------------------------------------------------------------
 
 
 def looking_back(keras: Any) -> Any:
@@ -82,25 +59,15 @@ def history(
     return {name: [float(value) for value in values] for name, values in found.history.items()}
 
 
-def body_metrics() -> dict[str, list[float]]:
-    keras, hvd = shim()
-    keras.utils.set_random_seed(1)
-    model = looking_back(keras)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    return history(keras, model, optimizer, 5, hvd.rank())
+# ---- metrics: after a refused trace, and with several steps a call ------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_metrics_work_after_a_refused_trace(ranks: RankFactory, size: int) -> None:
-    for found in ranks(size).run(body_metrics, timeout=PATIENCE_S):
-        assert min(found["accuracy"]) > 0.0
-        assert max(found["accuracy"]) <= 1.0
-
-
-# ---- several steps a call ------------------------------------------------------------------------
-
-
-def body_ends(reads: bool, steps: int, batches: int) -> tuple[Any, Any]:
+@pytest.mark.parametrize(
+    ("size", "reads", "steps", "batches"),
+    [(2, False, 4, 11), (2, False, 4, 3), (2, True, 4, 11), (2, True, 1, 5), (1, True, 1, 5)],
+)
+@on_ranks(timeout=PATIENCE_S)
+def test_metrics_are_those_of_keras(reads: bool, steps: int, batches: int) -> None:
     """What fit() reports with our optimizer, and with the user's own, on the same rows."""
     keras, hvd = shim()
     results = []
@@ -111,18 +78,9 @@ def body_ends(reads: bool, steps: int, batches: int) -> tuple[Any, Any]:
         if wrapped:
             hvd.DistributedOptimizer(optimizer)
         results.append(history(keras, model, optimizer, batches, 0, steps_per_execution=steps))
-    return results[0], results[1]
-
-
-@pytest.mark.parametrize(
-    ("reads", "steps", "batches"), [(False, 4, 11), (False, 4, 3), (True, 4, 11)]
-)
-def test_metrics_when_the_data_end_inside_a_call(
-    ranks: RankFactory, reads: bool, steps: int, batches: int
-) -> None:
-    for ours, own in ranks(2).run(body_ends, reads, steps, batches, timeout=PATIENCE_S):
-        for name in ("loss", "accuracy"):
-            np.testing.assert_allclose(ours[name], own[name], rtol=1e-5, err_msg=name)
+    ours, own = results
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(ours[name], own[name], rtol=1e-5, err_msg=name)
 
 
 # ---- models with several optimizers --------------------------------------------------------------
@@ -182,9 +140,9 @@ def body_adversarial(together: bool, jit: Any) -> tuple[list[Any], list[int], li
     optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)) for _ in range(2)]
     model.compile(*optimizers, jit_compile=jit)
     x, y = rows(4, hvd.rank())
-    with Lines() as lines:
+    with logged() as lines:
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[count])
-    return [v.numpy() for v in model.trainable_variables], deferred, lines.texts
+    return [v.numpy() for v in model.trainable_variables], deferred, lines
 
 
 def body_adversarial_alone(size: int) -> list[Any]:
@@ -220,7 +178,8 @@ def test_two_optimizers_one_after_the_other_say_why_not(ranks: RankFactory, size
             np.testing.assert_array_equal(mine, theirs)
 
 
-def body_hidden_optimizer() -> list[str]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_an_optimizer_that_the_model_hides_is_told() -> None:
     keras, hvd = shim()
     import tensorflow as tf
 
@@ -237,21 +196,19 @@ def body_hidden_optimizer() -> list[str]:
 
     model = Hiding([keras.Input((6,)), keras.layers.Dense(2)])
     model.compile("sgd", loss="mse")
-    with Lines() as lines:
+    with logged() as lines:
         model.fit(*rows(3, hvd.rank()), batch_size=BATCH, verbose=0)
-    return lines.texts
-
-
-def test_an_optimizer_that_the_model_hides_is_told(two_ranks: Any) -> None:
-    for lines in two_ranks.run(body_hidden_optimizer, timeout=PATIENCE_S):
-        (line,) = [one for one in lines if "within each step" in one]
-        assert "no attribute of Hiding" in line
+    (line,) = [one for one in lines if "within each step" in one]
+    assert "no attribute of Hiding" in line
 
 
 # ---- nothing to train ----------------------------------------------------------------------------
 
 
-def body_frozen(wrapped: bool) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("wrapped", [False, True])
+@on_ranks(timeout=PATIENCE_S)
+def test_a_frozen_model_needs_no_exchange(wrapped: bool) -> None:
     keras, hvd = shim()
     model = plain(keras)
     model.trainable = False
@@ -263,9 +220,3 @@ def body_frozen(wrapped: bool) -> None:
     model.fit(*rows(3, hvd.rank()), batch_size=BATCH, epochs=2, verbose=0, callbacks=[begin])
     kernels = hvd.allgather(model.weights[0].numpy()[None])
     np.testing.assert_array_equal(kernels[0], kernels[-1])
-
-
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_frozen_model_needs_no_exchange(ranks: RankFactory, wrapped: bool, size: int) -> None:
-    ranks(size).run(body_frozen, wrapped, timeout=PATIENCE_S)

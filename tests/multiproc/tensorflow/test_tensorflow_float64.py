@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.ranks import RankFactory
-from helpers.training.keras_jobs import MARKS, PATIENCE_S
+from helpers.on_ranks import on_ranks
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, dtype_policy, shim, tf_shim
 
 pytestmark = MARKS
 THIRD = 1 / 3  # float32(THIRD) differs from it by 3e-8
@@ -29,14 +29,13 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 @contextlib.contextmanager
 def floating(keras: Any, floatx: str) -> Iterator[None]:
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx(floatx)
-    keras.config.set_dtype_policy(floatx)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
+    before = keras.config.floatx()
+    with dtype_policy(keras, floatx):
+        keras.config.set_floatx(floatx)
+        try:
+            yield
+        finally:
+            keras.config.set_floatx(before)
 
 
 def fitted(keras: Any, optimizer: Any, dtype: str) -> bytes:
@@ -52,13 +51,18 @@ def fitted(keras: Any, optimizer: Any, dtype: str) -> bytes:
     return b"".join(value.tobytes() for value in values)
 
 
-def body_fit(dtype: str, names: list[str]) -> list[str]:
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [
+        ("float64", ["rate", "schedule"]),
+        pytest.param("float64", [*OPTIMIZERS], marks=pytest.mark.long),
+        pytest.param("bfloat16", [*OPTIMIZERS], marks=pytest.mark.long),
+    ],
+)
+@on_ranks(2, timeout=PATIENCE_S)
+def test_deferred_updates_have_the_bits_of_plain_keras(dtype: str, names: list[str]) -> None:
     """The optimizers with which the weights differ from plain Keras'."""
-    import keras
-
-    import hvd_order.keras as hvd
-
-    hvd.init()
+    keras, hvd = shim()
     differ = []
     with floating(keras, dtype):
         for name in names:
@@ -67,16 +71,13 @@ def body_fit(dtype: str, names: list[str]) -> list[str]:
             ours = fitted(keras, hvd.DistributedOptimizer(make(keras.optimizers)), dtype)
             if plain != ours:
                 differ.append(name)
-    return differ
+    assert differ == []
 
 
-def body_factors() -> list[float]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_factors_are_of_the_gradients_type() -> None:
     """Relative errors of factors that float32 does not have."""
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    tf, hvd = tf_shim()
     variable = tf.Variable([0.7], dtype=tf.float64)
     with hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=3.0) as tape:
         loss = variable * variable
@@ -86,26 +87,8 @@ def body_factors() -> list[float]:
         plain.watch(x)
         part = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=THIRD)
     scattered = plain.gradient(part, x)
-    return [
+    errors = [
         abs(float(gradient[0]) / 1.4 - 1),
         *(abs(float(one) / (THIRD * hvd.size()) - 1) for one in scattered),  # as Horovod's
     ]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "names"),
-    [
-        ("float64", ["rate", "schedule"]),
-        pytest.param("float64", [*OPTIMIZERS], marks=pytest.mark.long),
-        pytest.param("bfloat16", [*OPTIMIZERS], marks=pytest.mark.long),
-    ],
-)
-def test_deferred_updates_have_the_bits_of_plain_keras(
-    ranks: RankFactory, dtype: str, names: list[str]
-) -> None:
-    assert ranks(2).run(body_fit, dtype, names, timeout=PATIENCE_S) == [[], []]
-
-
-def test_factors_are_of_the_gradients_type(ranks: RankFactory) -> None:
-    for errors in ranks(2).run(body_factors, timeout=PATIENCE_S):
-        assert max(errors) < 1e-15
+    assert max(errors) < 1e-15

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
-from helpers.training.keras_jobs import MARKS, PATIENCE_S
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, apart, flat, tf_shim
 
 pytestmark = MARKS
 ROWS = 4  # of a rank's batch
@@ -48,10 +49,6 @@ def model_of(keras: Any) -> Any:
 
 def optimizer_of(keras: Any) -> Any:
     return keras.optimizers.SGD(0.2, momentum=0.8)
-
-
-def flat(model: Any) -> Any:
-    return np.concatenate([w.numpy().ravel() for w in model.weights])
 
 
 def loss_of(model: Any, x: Any, y: Any) -> Any:
@@ -111,13 +108,20 @@ def trainer_of(way: str, model: Any, optimizer: Any) -> Callable[[list[tuple[Any
     return fit if way == "fit" else train
 
 
-def body_train(last: int, ways: list[str]) -> dict[str, tuple[int, float, float]]:
+@pytest.mark.parametrize(
+    ("size", "last", "ways"),
+    [
+        (2, 0, ["eager", "traced"]),
+        (2, 1, ["overlapped", "fit"]),
+        pytest.param(3, 1, ["traced", "fit"], marks=pytest.mark.long),
+    ],
+)
+@on_ranks(timeout=PATIENCE_S)
+def test_uneven_data_trains_as_one_process(last: int, ways: list[str]) -> None:
     """By way: who joined last, how far it is from one process, and how far ranks are apart."""
     import keras
 
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    _, hvd = tf_shim()
     rank, size = hvd.rank(), hvd.size()
     wanted = trained_alone(keras, last, size)
     batches = batches_of(rank, rounds_of(rank, last, size) + MORE)
@@ -129,42 +133,17 @@ def body_train(last: int, ways: list[str]) -> dict[str, tuple[int, float, float]
         joined = hvd.join()
         hvd.broadcast_variables([*model.weights, *optimizer.variables], joined)
         train(batches[-MORE:])
-        got = flat(model)
-        everyone = np.asarray(hvd.allgather(got[None]))
-        found[way] = (
-            joined,
-            float(np.abs(got - wanted).max()),
-            float(np.ptp(everyone, axis=0).max()),
-        )
-    return found
-
-
-@pytest.mark.parametrize(
-    ("size", "last", "ways"),
-    [
-        (2, 0, ["eager", "traced"]),
-        (2, 1, ["overlapped", "fit"]),
-        pytest.param(3, 1, ["traced", "fit"], marks=pytest.mark.long),
-    ],
-)
-def test_uneven_data_trains_as_one_process(
-    ranks: RankFactory, size: int, last: int, ways: list[str]
-) -> None:
-    for found in ranks(size).run(body_train, last, ways, timeout=PATIENCE_S):
-        assert list(found) == ways
-        for way, (joined, from_one_process, between_ranks) in found.items():
-            assert joined == last, way
-            assert from_one_process < 1e-6, way
-            assert between_ranks == 0.0, way
+        found[way] = (joined, *apart(flat(model), wanted))
+    assert list(found) == ways
+    for way, (joined, from_one_process, between_ranks) in found.items():
+        assert joined == last, way
+        assert from_one_process < 1e-6, way
+        assert between_ranks == 0.0, way
 
 
 def body_turns(last: int) -> list[list[float]]:
     """Two exchanges that take turns, as in a GAN, joined again and again; the values on all."""
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    tf, hvd = tf_shim()
     a, b = tf.Variable(tf.zeros([300])), tf.Variable(tf.zeros([300]))
 
     def step_of(variable: Any) -> Callable[[], None]:
@@ -199,11 +178,7 @@ def test_two_exchanges_by_turns_and_several_joins(ranks: RankFactory, size: int,
 
 def body_first_step_too_late() -> str:
     """A rank has joined that has never had these gradients, so it cannot stand in for them."""
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    tf, hvd = tf_shim()
     text = ""
     if hvd.rank() == 1:
         value = 1.0

@@ -7,14 +7,13 @@ is rounded is the same, and the weights have to be.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.ranks import RankFactory
-from helpers.training.keras_jobs import MARKS, PATIENCE_S
+from helpers.on_ranks import on_ranks
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, apart, dtype_policy, flat, shim
 
 pytestmark = MARKS
 BATCH = 12
@@ -35,16 +34,6 @@ def batches(policy: str) -> tuple[Any, Any]:
     if policy == "mixed_float16":
         y[OVERFLOWS_AT, 0] = 1e6
     return x, y
-
-
-@contextlib.contextmanager
-def dtype_policy(keras: Any, policy: str) -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def model_of(keras: Any) -> Any:
@@ -175,17 +164,17 @@ def train_by_fit(keras: Any, hvd: Any, policy: str, wrapped_by_keras: bool) -> T
     return flat(model), seen.states
 
 
-def flat(model: Any) -> Any:
-    return np.concatenate([w.numpy().ravel() for w in model.trainable_variables])
-
-
-def body_trains(policy: str, ways: list[str]) -> dict[str, dict[str, Any]]:
-    """By way, how far the weights are from one process's, and whether the ranks' are the same."""
-    import keras
-
-    import hvd_order.keras as hvd
-
-    hvd.init()
+@pytest.mark.parametrize(
+    ("size", "policy", "ways"),
+    [
+        (2, "mixed_float16", ["fit", "fit_wrapped_by_keras", "optimizer", "tape", "overlapped"]),
+        (3, "mixed_bfloat16", ["fit", "optimizer"]),
+    ],
+)
+@on_ranks(timeout=PATIENCE_S)
+def test_mixed_precision_equals_one_process(policy: str, ways: list[str]) -> None:
+    """By way, how far weights are from one process's and ranks apart, and what was seen of both."""
+    keras, hvd = shim()
     results = {}
     with dtype_policy(keras, policy):
         alone = {
@@ -198,34 +187,15 @@ def body_trains(policy: str, ways: list[str]) -> dict[str, dict[str, Any]]:
                 got, states = train_by_fit(keras, hvd, policy, way == "fit_wrapped_by_keras")
             else:
                 got, states = train_in_a_loop(keras, hvd, policy, way)
-            everyone = np.asarray(hvd.allgather(got[None]))
-            results[way] = {
-                "difference": float(np.abs(got - wanted).max()),
-                "between_ranks": float(np.ptp(everyone, axis=0).max()),
-                "states": states,
-                "wanted_states": wanted_states,
-            }
-    return results
-
-
-@pytest.mark.parametrize(
-    ("size", "policy", "ways"),
-    [
-        (2, "mixed_float16", ["fit", "fit_wrapped_by_keras", "optimizer", "tape", "overlapped"]),
-        (3, "mixed_bfloat16", ["fit", "optimizer"]),
-    ],
-)
-def test_mixed_precision_equals_one_process(
-    ranks: RankFactory, size: int, policy: str, ways: list[str]
-) -> None:
-    for found in ranks(size).run(body_trains, policy, ways, timeout=PATIENCE_S):
-        assert list(found) == ways
-        for way, result in found.items():
-            assert result["states"] == result["wanted_states"], way
-            assert result["difference"] < 1e-6, way
-            assert result["between_ranks"] == 0.0, way
-            if policy == "mixed_float16":
-                check_scale(result["states"])
+            results[way] = (*apart(got, wanted), states, wanted_states)
+    found = results
+    assert list(found) == ways
+    for way, (from_one_process, between_ranks, states, wanted_states) in found.items():
+        assert states == wanted_states, way
+        assert from_one_process < 1e-6, way
+        assert between_ranks == 0.0, way
+        if policy == "mixed_float16":
+            check_scale(states)
 
 
 def check_scale(states: dict[int, tuple[float, int]]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.logged import logged
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
-from helpers.training.keras_jobs import MARKS, PATIENCE_S, shim
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, flat, shim, tf_shim
 
 pytestmark = MARKS
 BATCH = 12
@@ -146,9 +146,7 @@ def fitted(kind: str, everything: bool, settings: dict[str, Any], together: bool
 
 def body_alone(kind: str, everything: bool, settings: dict[str, Any]) -> Any:
     """One process; the other ranks have better things to do."""
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    _, hvd = tf_shim()
     return fitted(kind, everything, settings, together=False) if hvd.rank() == 0 else None
 
 
@@ -218,26 +216,16 @@ def test_fit_overlaps_and_equals_one_process(
 # ---- steps that cannot be left to the next -------------------------------------------------------
 
 
-@contextlib.contextmanager
-def listening(logger: logging.Logger) -> Iterator[list[str]]:
-    """What is logged meanwhile."""
-    said: list[str] = []
-
-    class Listen(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    listen, level = Listen(), logger.level
-    logger.addHandler(listen)
-    logger.setLevel(logging.INFO)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(listen)
-        logger.setLevel(level)
-
-
-def body_within(kind: str) -> tuple[str, float]:
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("reads", "goes on with 'kernel' after the update"),
+        ("accumulates", "accumulates gradients"),
+        ("xla", "XLA has no operators that communicate"),
+    ],
+)
+@on_ranks(2, timeout=PATIENCE_S)
+def test_what_cannot_wait_is_said_and_right(kind: str, reason: str) -> None:
     """What is said, and how far the weights are from one process's."""
     import tensorflow as tf
 
@@ -262,7 +250,7 @@ def body_within(kind: str) -> tuple[str, float]:
             return {"loss": loss, "norm": tf.reduce_sum(self.layer.kernel)}
 
     trained = []
-    with listening(logging.getLogger("hvd_order")) as said:
+    with logged() as said:
         for distributed in (False, True):
             keras.utils.set_random_seed(1)
             rank, size = (hvd.rank(), hvd.size()) if distributed else (0, 1)
@@ -275,22 +263,11 @@ def body_within(kind: str) -> tuple[str, float]:
             model.compile(optimizer, loss="mse", jit_compile=distributed and kind == "xla")
             x, y = rows_of(rank, size)
             model.fit(x, y, batch_size=BATCH // size, epochs=2, shuffle=False, verbose=0)
-            trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    return "\n".join(said), float(np.abs(trained[0] - trained[1]).max())
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("reads", "goes on with 'kernel' after the update"),
-        ("accumulates", "accumulates gradients"),
-        ("xla", "XLA has no operators that communicate"),
-    ],
-)
-def test_what_cannot_wait_is_said_and_right(ranks: RankFactory, kind: str, reason: str) -> None:
-    for said, difference in ranks(2).run(body_within, kind, timeout=PATIENCE_S):
-        assert reason in said
-        assert difference < 1e-6
+            trained.append(flat(model))
+    said = "\n".join(said)
+    difference = float(np.abs(trained[0] - trained[1]).max())
+    assert reason in said
+    assert difference < 1e-6
 
 
 # ---- loops of one's own --------------------------------------------------------------------------
@@ -339,30 +316,28 @@ def trained_by_turns(together: bool) -> tuple[Any, set[int]]:
     return np.concatenate([np.ravel(v.numpy()) for v in variables]), deferred
 
 
-def body_loop() -> dict[str, Any]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_functions_of_ones_own_overlap() -> None:
     import tensorflow as tf
 
-    with listening(tf.get_logger()) as said:
+    with logged(tf.get_logger().name) as said:
         alone, _ = trained_by_turns(together=False)
         ours, deferred = trained_by_turns(together=True)
-    return {
+    found = {
         "difference": float(np.abs(alone - ours).max()),
         "deferred": deferred,
         "warnings": [line for line in said if "AutoGraph" in line],
     }
-
-
-def test_functions_of_ones_own_overlap(ranks: RankFactory) -> None:
-    for found in ranks(2).run(body_loop, timeout=PATIENCE_S):
-        assert found["difference"] < 1e-6
-        assert found["deferred"] == {1}
-        assert found["warnings"] == []
+    assert found["difference"] < 1e-6
+    assert found["deferred"] == {1}
+    assert found["warnings"] == []
 
 
 # ---- when fit ends early -------------------------------------------------------------------------
 
 
-def body_ends() -> None:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_fit_that_ends_early_leaves_nothing_behind() -> None:
     """Data of unknown length, an exception in a callback, saving in the middle of an epoch."""
     import tensorflow as tf
 
@@ -396,11 +371,8 @@ def body_ends() -> None:
     assert np.ptp(everyone, axis=0).max() == 0.0
 
 
-def test_fit_that_ends_early_leaves_nothing_behind(ranks: RankFactory) -> None:
-    ranks(2).run(body_ends, timeout=PATIENCE_S)
-
-
-def body_switched_off() -> list[int]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_overlap_can_be_switched_off() -> None:
     """How many updates are deferred after each step."""
     import hvd_order.tensorflow as tf_hvd
 
@@ -415,18 +387,15 @@ def body_switched_off() -> list[int]:
         x, y = rows_of(hvd.rank(), hvd.size())
         model.fit(x, y, batch_size=BATCH // hvd.size(), verbose=0, callbacks=[watch])
     hvd.shutdown()
-    return watch.deferred  # type: ignore[no-any-return]
-
-
-def test_overlap_can_be_switched_off(ranks: RankFactory) -> None:
-    for deferred in ranks(2).run(body_switched_off, timeout=PATIENCE_S):
-        assert deferred == [0] * (ROWS // BATCH)
+    deferred = watch.deferred
+    assert deferred == [0] * (ROWS // BATCH)
 
 
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def body_order() -> tuple[list[str], str]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_order_of_consumption_is_that_of_the_graph() -> None:
     """The layers in the order of their first variables, and what comes last."""
     import keras
     import tensorflow as tf
@@ -452,15 +421,12 @@ def body_order() -> tuple[list[str], str]:
         names.extend(known[i] for i in order)
 
     step(tf.zeros([2, 6], tf.int32))
-    return list(dict.fromkeys(names[:-1])), names[-1]
+    found = list(dict.fromkeys(names[:-1])), names[-1]
+    assert found == (["table", "first", "loop", "last"], "unused")
 
 
-def test_order_of_consumption_is_that_of_the_graph(ranks: RankFactory) -> None:
-    for found in ranks(2).run(body_order, timeout=PATIENCE_S):
-        assert found == (["table", "first", "loop", "last"], "unused")
-
-
-def body_shutdown() -> float:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_shutdown_applies_the_last_updates() -> None:
     """Nothing but shutdown() follows the last step; how far the weights are from one process's."""
     import tensorflow as tf
 
@@ -485,10 +451,6 @@ def body_shutdown() -> float:
             run(tf.constant(x), tf.constant(y))
         if distributed:
             hvd.shutdown()
-        trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    return float(np.abs(trained[0] - trained[1]).max())
-
-
-def test_shutdown_applies_the_last_updates(ranks: RankFactory) -> None:
-    for difference in ranks(2).run(body_shutdown, timeout=PATIENCE_S):
-        assert difference < 1e-6
+        trained.append(flat(model))
+    difference = float(np.abs(trained[0] - trained[1]).max())
+    assert difference < 1e-6

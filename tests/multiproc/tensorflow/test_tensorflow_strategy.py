@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.launching import run_cli
+from helpers.ranks import free_port
 from helpers.training.keras_jobs import MARKS
 
 from hvd_order.planning.files.profile import Profile, read_profile
@@ -204,16 +205,10 @@ class Talk:
         self.process.stdin.flush()
 
 
-def _address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     folder = tmp_path_factory.mktemp("strategy")
-    cluster = json.dumps({job: [_address()] for job in ("chief", "worker", "ps")})
+    cluster = json.dumps({job: [f"127.0.0.1:{free_port()}"] for job in ("chief", "worker", "ps")})
     tasks = [
         Talk(TASK, cluster, job, str(folder / name))
         for job, name in (("worker", "worker"), ("ps", "server"))
@@ -235,10 +230,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         assert coordinator.process.returncode == 0
         script = folder / "train.py"
         script.write_text(SCRIPT)
-        done = subprocess.run(
-            [sys.executable, "-m", "hvd_order.tools.cli", "profile", "--tensorflow-servers",
-             "--steps", "6", "-o", str(folder / "command.json"), str(script), cluster, str(folder)],
-            capture_output=True, text=True, timeout=200, check=False,
+        done = run_cli(
+            "profile", "--tensorflow-servers", "--steps", 6, "-o", folder / "command.json", script,
+            cluster, folder, timeout=200,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         yield Recorded(folder, output)
@@ -304,11 +298,7 @@ def test_predict_reads_the_profile(recorded: Recorded) -> None:
     options = ["--workers", "1-8", "--servers", "1", "--system", "tensorflow",
                "--transmission", "round_robin", "--bandwidth", "1gbit"]  # fmt: skip
     for name in ("plain", "keras", "command"):
-        done = subprocess.run(
-            [sys.executable, "-m", "hvd_order.tools.cli", "predict",
-             str(recorded.folder / f"{name}.json"), *options],
-            capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
+        done = run_cli("predict", recorded.folder / f"{name}.json", *options)
         assert done.returncode == 0, done.stderr
         said = " ".join(done.stdout.split())
         assert "updates (" in said

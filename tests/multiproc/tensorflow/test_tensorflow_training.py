@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, start_script
-from helpers.training.keras_jobs import MARKS, PATIENCE_S, shim
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, apart, flat, shim, tf_shim
 
 pytestmark = MARKS
 BATCH = 12
@@ -38,10 +39,6 @@ def dense_model(keras: Any) -> Any:
             keras.layers.Dense(2),
         ]
     )
-
-
-def weights(model: Any) -> Any:
-    return np.concatenate([w.numpy().ravel() for w in model.trainable_variables])
 
 
 def optimizers(keras: Any) -> dict[str, Callable[[], Any]]:
@@ -80,14 +77,12 @@ def fitted(name: str, settings: dict[str, Any], together: bool) -> tuple[Any, An
         share(x, rank, size), share(y, rank, size), batch_size=BATCH // size, epochs=2,
         shuffle=False, verbose=0, callbacks=callbacks,
     )  # fmt: skip
-    return weights(model), history.history["loss"]
+    return flat(model), history.history["loss"]
 
 
 def body_alone(names: list[str]) -> dict[str, tuple[Any, Any]]:
     """By optimizer, what one process makes of it; the other ranks have better things to do."""
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    _, hvd = tf_shim()
     return {name: fitted(name, {}, together=False) for name in names if hvd.rank() == 0}
 
 
@@ -95,17 +90,11 @@ def body_fit(
     alone: dict[str, tuple[Any, Any]], settings: dict[str, Any]
 ) -> dict[str, tuple[float, float]]:
     """By optimizer, how far the weights are from one process's, and from the other ranks'."""
-    import hvd_order.tensorflow as hvd
-
     found = {}
     for name, (wanted, wanted_losses) in alone.items():
         ours, losses = fitted(name, settings, together=True)
         np.testing.assert_allclose(losses, wanted_losses, rtol=1e-5)
-        everyone = np.asarray(hvd.allgather(ours[None]))
-        found[name] = (
-            float(np.abs(wanted - ours).max()),
-            float(np.abs(everyone - ours).max()),
-        )
+        found[name] = apart(ours, wanted)
     return found
 
 
@@ -173,13 +162,11 @@ def own_step(variables: list[Any], compression: str | None) -> Callable[[Any, An
     return step
 
 
-def body_loop(traced: bool) -> dict[str, float]:
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@on_ranks(2, timeout=PATIENCE_S)
+def test_a_loop_of_ones_own(traced: bool) -> None:
     """By compression, how far the weights are from one process's."""
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+    tf, hvd = tf_shim()
     width = BATCH // hvd.size()
     x, y = data()
     words = np.arange(len(x)) % 5
@@ -199,17 +186,13 @@ def body_loop(traced: bool) -> dict[str, float]:
                 rows = slice(first, first + width)
             run(tf.constant(words[rows]), tf.constant(x[rows]), tf.constant(y[rows]))
         trained[compression] = np.concatenate([v.numpy().ravel() for v in variables])
-    return {kind: float(np.abs(trained[kind] - trained[None]).max()) for kind in ("none", "bf16")}
+    found = {kind: float(np.abs(trained[kind] - trained[None]).max()) for kind in ("none", "bf16")}
+    assert found["none"] < 1e-6
+    assert 0.0 < found["bf16"] < 1e-2
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
-def test_a_loop_of_ones_own(ranks: RankFactory, traced: bool) -> None:
-    for found in ranks(2).run(body_loop, traced, timeout=PATIENCE_S):
-        assert found["none"] < 1e-6
-        assert 0.0 < found["bf16"] < 1e-2
-
-
-def body_unreduced() -> list[str]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_gradients_that_are_not_reduced_are_found() -> None:
     keras, hvd = shim()
     from hvd_order.base.errors import HvdOrderError
 
@@ -231,13 +214,9 @@ def body_unreduced() -> list[str]:
         with pytest.raises(HvdOrderError) as caught:
             model.fit(x, y, epochs=1, verbose=0, callbacks=callbacks)
         messages.append(str(caught.value))
-    return messages
-
-
-def test_gradients_that_are_not_reduced_are_found(ranks: RankFactory) -> None:
-    for own, forgotten in ranks(2).run(body_unreduced, timeout=PATIENCE_S):
-        assert "gradients that were not summed over the ranks" in own
-        assert "without a single exchange of gradients" in forgotten
+    own, forgotten = messages
+    assert "gradients that were not summed over the ranks" in own
+    assert "without a single exchange of gradients" in forgotten
 
 
 def body_save(folder: str) -> None:
@@ -304,11 +283,8 @@ def test_the_others_raise_when_a_rank_is_killed_during_fit() -> None:
         assert len(ended[rank].stdout.splitlines()) == 2  # with "reached"
 
 
-def test_what_a_rank_lacks_is_named(ranks: RankFactory) -> None:
-    ranks(2).run(body_lacks, timeout=PATIENCE_S)
-
-
-def body_lacks() -> None:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_what_a_rank_lacks_is_named() -> None:
     """The ranks have gradients of different variables: all hear of it while they trace."""
     import tensorflow as tf
 
@@ -323,12 +299,9 @@ def body_lacks() -> None:
         hvd.DistributedGradientTape(tape).gradient(loss, variables)
 
 
-def body_one_process() -> None:
-    import tensorflow as tf
-
-    import hvd_order.tensorflow as hvd
-
-    hvd.init()
+@on_ranks(1, timeout=PATIENCE_S)
+def test_one_process_alone() -> None:
+    tf, hvd = tf_shim()
     v = tf.Variable(2.0)
     with tf.GradientTape() as tape:
         loss = v * v
@@ -339,16 +312,12 @@ def body_one_process() -> None:
     assert hvd.join() == 0
 
 
-def test_one_process_alone(ranks: RankFactory) -> None:
-    ranks(1).run(body_one_process, timeout=PATIENCE_S)
-
-
-def body_passes() -> dict[str, float]:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_gradients_of_several_passes_are_added_up() -> None:
     import tensorflow as tf
 
     keras, hvd = shim()
-    updated = {}
-    for name, average in (("sum", False), ("average", True)):
+    for average, updated in ((False, -5.0), (True, -2.5)):
         weight = keras.Variable(0.0)
         optimizer = hvd.DistributedOptimizer(
             keras.optimizers.SGD(1.0),
@@ -357,16 +326,11 @@ def body_passes() -> dict[str, float]:
         )
         for gradient in (1.0, 3.0):
             optimizer.apply_gradients([(tf.constant(gradient + hvd.rank()), weight)])
-        updated[name] = float(weight)
-    return updated
+        assert float(weight) == updated
 
 
-def test_gradients_of_several_passes_are_added_up(ranks: RankFactory) -> None:
-    for updated in ranks(2).run(body_passes, timeout=PATIENCE_S):
-        assert updated == {"sum": -5.0, "average": -2.5}
-
-
-def body_batch_norm() -> float:
+@on_ranks(2, timeout=PATIENCE_S)
+def test_batch_statistics_of_all_ranks() -> None:
     """Normalizes over batches of different sizes; how far that is from one process."""
     import tensorflow as tf
 
@@ -401,9 +365,4 @@ def body_batch_norm() -> float:
             results.append([y[keep], slope[keep], *layer.non_trainable_variables])
         for one, ours in zip(*results, strict=True):
             worst = max(worst, float(np.abs(np.asarray(one) - np.asarray(ours)).max()))
-    return worst
-
-
-def test_batch_statistics_of_all_ranks(ranks: RankFactory) -> None:
-    for worst in ranks(2).run(body_batch_norm, timeout=PATIENCE_S):
-        assert worst < 1e-4
+    assert worst < 1e-4
