@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
@@ -35,7 +36,9 @@ def tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def body_allreduce() -> None:
+@pytest.mark.parametrize("size", [1, 2, 4])
+@on_ranks()
+def test_every_form_is_that_of_the_paper() -> None:
     rank, size = hvd.rank(), hvd.size()
     for dtype, tolerance in TOLERANCE.items():
         for shape in [(), (1,), (7,), (3, 5), (0,), (1000,)]:
@@ -60,11 +63,6 @@ def body_allreduce() -> None:
         torch.testing.assert_close(got.double(), adasum(of_ranks), rtol=1e-5, atol=1e-5)
     gathered = hvd.allgather(hvd.allreduce(tensor(rank, (9,), torch.float32), op=hvd.Adasum)[None])
     assert torch.equal(gathered, gathered[:1].expand_as(gathered)), "the same bits everywhere"
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_form_is_that_of_the_paper(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_allreduce)
 
 
 def body_special() -> list[list[float]]:
@@ -95,7 +93,8 @@ def test_parallel_orthogonal_zero_and_tiny(two_ranks: RankPool) -> None:
     assert joined == pytest.approx([3.0, 4.0])
 
 
-def body_three() -> None:
+@on_ranks(3)
+def test_other_numbers_of_ranks_are_refused_as_in_horovod() -> None:
     text = "Running Adasum with non-power of 2 ranks is not supported yet"
     x = torch.nn.Parameter(torch.ones(2))
     for call in (
@@ -105,10 +104,6 @@ def body_three() -> None:
     ):
         with pytest.raises(NotImplementedError, match=text):
             call()
-
-
-def test_other_numbers_of_ranks_are_refused_as_in_horovod(ranks: RankFactory) -> None:
-    ranks(3).run(body_three)
 
 
 # ---- the optimizer ----

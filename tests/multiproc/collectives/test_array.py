@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.environments.other_arrays import Copied, Modern, Old
-from helpers.ranks import RankFactory, RankPool, run_script
+from helpers.on_ranks import on_ranks
+from helpers.ranks import RankPool, run_script
 
 import hvd_order.array as hvd
 from hvd_order.base.errors import InvalidUsage, ModelMismatch
@@ -37,7 +38,9 @@ def same(got: object, wanted: NpArray) -> None:
 # ---- every collective ----
 
 
-def body_allreduce() -> int:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_allreduce_of_every_dtype_shape_and_op() -> None:
     rank, size = hvd.rank(), hvd.size()
     checked = 0
     for dtype in DTYPES:
@@ -62,15 +65,12 @@ def body_allreduce() -> int:
     same(truth, np.array([True, False]))
     got = hvd.allreduce(np.full(3, 2.0), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
     same(got, np.full(3, 3.0 * size))
-    return checked
+    assert checked == (8 * 5 + 2 * 2) * len(SHAPES)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_allreduce_of_every_dtype_shape_and_op(ranks: RankFactory, size: int) -> None:
-    assert ranks(size).run(body_allreduce) == [(8 * 5 + 2 * 2) * len(SHAPES)] * size
-
-
-def body_rows() -> None:
+@on_ranks()
+def test_allgather_broadcast_alltoall_and_reducescatter() -> None:
     rank, size = hvd.rank(), hvd.size()
     for dtype in [*DTYPES, "?", "u4"]:
         for other in [(), (3,), (2, 2), (0,)]:
@@ -94,11 +94,8 @@ def body_rows() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_allgather_broadcast_alltoall_and_reducescatter(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_rows)
-
-
-def body_handles() -> None:
+@on_ranks()
+def test_handles() -> None:
     rank, size = hvd.rank(), hvd.size()
     array = np.full(5, rank + 1.0)
     total = np.full(5, size * (size + 1) / 2)
@@ -126,31 +123,24 @@ def body_handles() -> None:
     same(hvd.synchronize(handle), array)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_handles(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_handles)
-
-
-def body_process_set() -> Any:
+@on_ranks(3)
+def test_process_sets() -> None:
     pair = hvd.add_process_set([0, 2])
-    result = None
     if pair.included():
-        result = hvd.allreduce(np.array([float(hvd.rank())]), process_set=pair).tolist()
+        mean = hvd.allreduce(np.array([float(hvd.rank())]), process_set=pair)
+        assert mean.tolist() == [1.0]
     else:
         with pytest.raises(ValueError, match="only members may call"):
             hvd.allreduce(np.ones(1), process_set=pair)
     hvd.remove_process_set(pair)
-    return result
-
-
-def test_process_sets(three_ranks: RankPool) -> None:
-    assert three_ranks.run(body_process_set) == [[1.0], None, [1.0]]
 
 
 # ---- whose memory ----
 
 
-def body_in_place() -> None:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_in_place_is_in_the_arrays_own_memory() -> None:
     rank, size = hvd.rank(), hvd.size()
     for layout in ("contiguous", "transposed", "strided"):
         memory = np.full((4, 6), float(rank))
@@ -169,12 +159,8 @@ def body_in_place() -> None:
     assert scalar == size - 1
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_in_place_is_in_the_arrays_own_memory(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_in_place)
-
-
-def body_unusual() -> None:
+@on_ranks(2)
+def test_arrays_that_cannot_be_shared_are_copied() -> None:
     """Arrays that torch has no words for are copied; their memory is left alone."""
     array = np.arange(12.0) + hvd.rank()
     frozen = array.copy()
@@ -192,10 +178,6 @@ def body_unusual() -> None:
     assert both[1].tolist() == [5 + 2 * hvd.rank()] * 2
     loss = hvd.allreduce(np.float32(hvd.rank()))
     assert (loss.shape, loss.dtype, float(loss)) == ((), np.float32, 0.5)
-
-
-def test_arrays_that_cannot_be_shared_are_copied(two_ranks: RankPool) -> None:
-    two_ranks.run(body_unusual)
 
 
 def body_refused() -> dict[str, str]:
@@ -251,12 +233,8 @@ def test_what_cannot_be_exchanged_is_refused_and_says_why(two_ranks: RankPool) -
 
 
 @pytest.mark.parametrize("kind", [Modern, Old])
-def test_arrays_of_another_library(two_ranks: RankPool, kind: type[Modern]) -> None:
-    two_ranks.run(body_other_library, kind.__name__)
-
-
-def body_other_library(kind_name: str) -> None:
-    kind = {"Modern": Modern, "Old": Old}[kind_name]
+@on_ranks(2)
+def test_arrays_of_another_library(kind: type[Modern]) -> None:
     rank = hvd.rank()
     for dtype in DTYPES:
         array = kind(np.array([1, 2, rank], dtype=dtype))
@@ -278,7 +256,8 @@ def body_other_library(kind_name: str) -> None:
         hvd.allreduce_(Modern(frozen))
 
 
-def body_no_way_back() -> None:
+@on_ranks(2)
+def test_a_library_without_from_dlpack() -> None:
     class Lonely(Modern):
         pass
 
@@ -287,14 +266,11 @@ def body_no_way_back() -> None:
         hvd.allreduce(Lonely(np.ones(2)))
 
 
-def test_a_library_without_from_dlpack(two_ranks: RankPool) -> None:
-    two_ranks.run(body_no_way_back)
-
-
 # ---- mistakes, and the way in ----
 
 
-def body_mistakes() -> str:
+@on_ranks(2)
+def test_mistakes_raise_as_for_tensors() -> None:
     rank = hvd.rank()
     with pytest.raises(ModelMismatch) as caught:
         hvd.allreduce(np.ones(2 + rank), name="weights")
@@ -310,13 +286,9 @@ def body_mistakes() -> str:
         with pytest.raises(ValueError, match=r"\w"):
             mistake()
     same(hvd.allreduce(np.ones(2)), np.ones(2))
-    return str(caught.value)
-
-
-def test_mistakes_raise_as_for_tensors(two_ranks: RankPool) -> None:
-    for message in two_ranks.run(body_mistakes):
-        assert "allreduce.weights float64 [2]" in message
-        assert "allreduce.weights float64 [3]" in message
+    message = str(caught.value)
+    assert "allreduce.weights float64 [2]" in message
+    assert "allreduce.weights float64 [3]" in message
 
 
 def test_a_program_without_a_framework() -> None:

@@ -7,13 +7,15 @@ complex numbers in test_array.py as well.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.flags import await_flag, raise_flag
-from helpers.ranks import RankFactory, RankPool
+from helpers.on_ranks import on_ranks
+from helpers.ranks import RankPool
 
 import hvd_order.torch as hvd
 from hvd_order.base.errors import InvalidUsage
@@ -23,7 +25,9 @@ from hvd_order.engine.requests.queues import collective_queue
 SIZES = [1, 2, 3]
 
 
-def body_more_than_the_reference() -> None:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_what_the_reference_has_not() -> None:
     """What Horovod has not: large integers, parameters, bfloat16, groups of mixed layouts."""
     rank, size = hvd.rank(), hvd.size()
     large = hvd.allreduce(torch.tensor([2**62 // size]), op=hvd.Sum)
@@ -58,15 +62,12 @@ def body_more_than_the_reference() -> None:
     assert leaf.grad.tolist() == [float(size * (r + 1)) for r in range(size)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_what_the_reference_has_not(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_more_than_the_reference)
-
-
 # ---- handles ----
 
 
-def body_handles() -> None:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_handles() -> None:
     tensors = [torch.full((1000,), float(i + hvd.rank())) for i in range(20)]
     handles = [hvd.allreduce_async(t, name=f"t{i}", op=hvd.Sum) for i, t in enumerate(tensors)]
     assert len(set(handles)) == 20
@@ -85,11 +86,6 @@ def body_handles() -> None:
         time.sleep(0.001)
     assert hvd.synchronize(handle) is tensors[0]
     hvd.barrier()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_handles(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_handles)
 
 
 def body_late_rank(polled: str) -> bool:
@@ -117,30 +113,19 @@ def test_asynchronous_calls_do_not_wait_for_other_ranks(
 def body_mismatch(kind: str) -> tuple[str, str]:
     odd = hvd.rank() == hvd.size() - 1
     x = torch.ones(2, 3)
-    try:
-        if kind == "shape":
-            hvd.allreduce(torch.ones(3, 2) if odd else x, name="x")
-        elif kind == "dtype":
-            hvd.allreduce(x.double() if odd else x, name="x")
-        elif kind == "op":
-            hvd.allreduce(x, name="x", op=hvd.Max if odd else hvd.Sum)
-        elif kind == "scale":
-            hvd.allreduce(x, name="x", prescale_factor=0.5 if odd else 1.0)
-        elif kind == "collective":
-            if odd:
-                hvd.allgather(x)
-            else:
-                hvd.allreduce(x)
-        elif kind == "root":
-            hvd.broadcast_(x, 1 if odd else 0, name="x")
-        elif kind == "rows":
-            hvd.allgather(torch.ones(2, 4) if odd else x, name="x")
-    except hvd.HorovodInternalError as error:
-        message = (type(error).__name__, str(error))
-    else:
-        message = ("nothing was raised", "")
+    calls: dict[str, Callable[[], object]] = {
+        "shape": lambda: hvd.allreduce(torch.ones(3, 2) if odd else x, name="x"),
+        "dtype": lambda: hvd.allreduce(x.double() if odd else x, name="x"),
+        "op": lambda: hvd.allreduce(x, name="x", op=hvd.Max if odd else hvd.Sum),
+        "scale": lambda: hvd.allreduce(x, name="x", prescale_factor=0.5 if odd else 1.0),
+        "collective": lambda: hvd.allgather(x) if odd else hvd.allreduce(x),
+        "root": lambda: hvd.broadcast_(x, 1 if odd else 0, name="x"),
+        "rows": lambda: hvd.allgather(torch.ones(2, 4) if odd else x, name="x"),
+    }
+    with pytest.raises(hvd.HorovodInternalError) as raised:
+        calls[kind]()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size(), "still in step"
-    return message
+    return raised.type.__name__, str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +152,8 @@ def test_ranks_that_disagree_all_get_the_same_message(
     assert that in right
 
 
-def body_arguments() -> None:
+@on_ranks(2)
+def test_wrong_arguments() -> None:
     x: Any = torch.ones(2)
     with pytest.raises(ValueError, match="supersedes average"):
         hvd.allreduce(x, average=True, op=hvd.Sum)
@@ -210,10 +196,6 @@ def body_arguments() -> None:
         hvd.sparse_allreduce_async(torch.eye(2).to_sparse(1), name="rows", op=hvd.Max)
     total = hvd.allreduce(x, op=hvd.Sum, process_set=hvd.global_process_set)
     assert total.tolist() == [hvd.size()] * 2
-
-
-def test_wrong_arguments(two_ranks: RankPool) -> None:
-    two_ranks.run(body_arguments)
 
 
 def body_shutdown_with_work_in_flight(gone: str) -> float:

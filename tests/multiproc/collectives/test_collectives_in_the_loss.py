@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
-from helpers.ranks import RankPool
+from helpers.on_ranks import on_ranks
 
 import hvd_order.torch as hvd
 
@@ -54,7 +54,9 @@ def gradient_of(collective: Any) -> torch.Tensor:
     return x.grad
 
 
-def body_gradients(store: str) -> None:
+@on_ranks(3)
+def test_gradients_are_what_the_page_says(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
     all_gather = of_the_page()
     with torch.no_grad():
         assert all_gather(torch.ones(1)).tolist() == [1.0] * hvd.size()
@@ -80,7 +82,3 @@ def body_gradients(store: str) -> None:
     parts = [torch.arange(3.0) + 10 * (rank + 1) for rank in range(hvd.size())]
     got = gradient_of(lambda x: hvd.reducescatter(x, op=hvd.Sum))
     torch.testing.assert_close(got, torch.cat(parts).double() * hvd.size())
-
-
-def test_gradients_are_what_the_page_says(three_ranks: RankPool, tmp_path: Path) -> None:
-    three_ranks.run(body_gradients, str(tmp_path / "store"))

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import refused
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 
 import hvd_order.torch as hvd
@@ -68,7 +70,9 @@ def assert_same_everywhere(value: Any) -> None:
 # ---- parameters ----
 
 
-def body_parameters() -> None:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_broadcast_parameters() -> None:
     rank, size = hvd.rank(), hvd.size()
     root = size - 1
     wanted = make_model(seed=root).state_dict()
@@ -85,11 +89,8 @@ def body_parameters() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_broadcast_parameters(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_parameters)
-
-
-def body_odd_tensors() -> None:
+@on_ranks()
+def test_all_kinds_of_tensors_in_several_chunks() -> None:
     tensors = {
         "half": torch.full((3,), hvd.rank() + 1, dtype=torch.bfloat16),
         "scalar": torch.tensor(hvd.rank() + 1),
@@ -115,11 +116,6 @@ def body_odd_tensors() -> None:
     hvd.broadcast_parameters({}, root_rank=0)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_all_kinds_of_tensors_in_several_chunks(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_odd_tensors)
-
-
 def body_parameters_mismatch() -> str:
     params = {"a": torch.ones(2), "b.weight": torch.ones(4 if hvd.rank() == 1 else 3)}
     with pytest.raises(hvd.HorovodInternalError) as caught:
@@ -136,7 +132,8 @@ def test_models_that_differ_are_named_on_every_rank(ranks: RankFactory) -> None:
     assert words in messages[0]
 
 
-def body_wrong_parameters() -> None:
+@on_ranks(2)
+def test_wrong_parameters() -> None:
     with pytest.raises(ValueError, match="invalid params of type"):
         hvd.broadcast_parameters(3, root_rank=0)  # type: ignore[arg-type]
     with pytest.raises(InvalidUsage, match="'epoch' is of type int, not a tensor"):
@@ -145,10 +142,6 @@ def body_wrong_parameters() -> None:
         hvd.broadcast_parameters({"s": torch.ones(2).to_sparse()}, root_rank=0)
     with pytest.raises(InvalidUsage, match="root_rank is -1"):
         hvd.broadcast_parameters({}, root_rank=-1)
-
-
-def test_wrong_parameters(ranks: RankFactory) -> None:
-    ranks(2).run(body_wrong_parameters)
 
 
 # ---- optimizer state ----
@@ -196,7 +189,8 @@ def test_training_goes_on_as_on_the_root(ranks: RankFactory, name: str, steps_be
         ranks(size).run(body_optimizer_state, name, steps_before)
 
 
-def body_state_dtype() -> None:
+@on_ranks(2)
+def test_state_of_another_dtype() -> None:
     """State of another dtype than its parameter arrives as it is on the root."""
     model = make_model(seed=0).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -211,7 +205,8 @@ def body_state_dtype() -> None:
     assert_same_everywhere(optimizer.state_dict())
 
 
-def body_sparse_and_scheduler() -> None:
+@on_ranks(2)
+def test_sparse_adam_and_a_scheduler() -> None:
     embedding = torch.nn.Embedding(10, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -230,17 +225,9 @@ def body_other_optimizer() -> str:
     model = make_model(seed=0)
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters[:-1] if hvd.rank() == 1 else parameters, lr=0.1)
-    with pytest.raises(hvd.HorovodInternalError) as caught:
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return str(caught.value)
-
-
-def test_state_of_another_dtype(ranks: RankFactory) -> None:
-    ranks(2).run(body_state_dtype)
-
-
-def test_sparse_adam_and_a_scheduler(ranks: RankFactory) -> None:
-    ranks(2).run(body_sparse_and_scheduler)
+    return refused(
+        lambda: hvd.broadcast_optimizer_state(optimizer, root_rank=0), hvd.HorovodInternalError
+    )
 
 
 def test_optimizers_that_differ(ranks: RankFactory) -> None:
@@ -252,7 +239,9 @@ def test_optimizers_that_differ(ranks: RankFactory) -> None:
 # ---- objects ----
 
 
-def body_objects() -> None:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_objects() -> None:
     rank, size = hvd.rank(), hvd.size()
     mine = {"rank": rank, "payload": "x" * (rank * 100_000), "tensor": torch.full((3,), rank)}
     for root in range(size):
@@ -265,11 +254,6 @@ def body_objects() -> None:
     everyone = hvd.allgather_object((rank, "y" * rank))
     assert everyone == [(other, "y" * other) for other in range(size)]
     assert hvd.allgather_object(None) == [None] * size
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_objects(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_objects)
 
 
 class Unpicklable:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.flags import await_flag, raise_flag
 from helpers.jobs import new_job
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
@@ -28,7 +29,9 @@ def rounds_of(rank: int, last: int, size: int) -> int:
 # ---- collectives ----
 
 
-def body_collectives(last: int) -> int:
+@pytest.mark.parametrize(("size", "last"), LAST)
+@on_ranks()
+def test_collectives_go_on_without_those_that_joined(last: int) -> None:
     rank, size = hvd.rank(), hvd.size()
     before = hvd.allreduce_async(torch.full((3,), 1.0), name="before", op=hvd.Sum)
     for turn in range(rounds_of(rank, last, size)):
@@ -63,14 +66,7 @@ def body_collectives(last: int) -> int:
     assert hvd.synchronize(before).tolist() == [float(size)] * 3
     assert hvd.allreduce(torch.tensor(1), op=hvd.Sum).item() == size, "and everybody is back"
     assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
-    return joined
-
-
-@pytest.mark.parametrize(("size", "last"), LAST)
-def test_collectives_go_on_without_those_that_joined(
-    ranks: RankFactory, size: int, last: int
-) -> None:
-    assert ranks(size).run(body_collectives, last) == [last] * size
+    assert joined == last
 
 
 def body_all_at_once() -> list[int]:
@@ -267,7 +263,9 @@ def test_two_optimizers_and_a_step_that_does_not_end(
     assert a == pytest.approx(-(sum(here) + sum(unended)) / size)
 
 
-def body_given_up_passes(last: int) -> list[float]:
+@pytest.mark.parametrize("last", [0, 1])
+@on_ranks(2)
+def test_passes_that_are_never_sent(last: int) -> None:
     """Gradients that add up are cleared before any is sent: of no step that others take part in."""
     a = torch.nn.Parameter(torch.ones(2))
     optimizer: Any = hvd.DistributedOptimizer(
@@ -284,12 +282,7 @@ def body_given_up_passes(last: int) -> list[float]:
     optimizer.zero_grad()
     a.sum().backward()
     hvd.join()
-    return a.tolist()
-
-
-@pytest.mark.parametrize("last", [0, 1])
-def test_passes_that_are_never_sent(two_ranks: RankPool, last: int) -> None:
-    assert two_ranks.run(body_given_up_passes, last)[last] == [-2.0, -2.0]
+    assert hvd.rank() != last or a.tolist() == [-2.0, -2.0]
 
 
 def body_left_behind() -> int:
@@ -314,7 +307,8 @@ def test_an_optimizer_that_was_dropped_in_a_step(two_ranks: RankPool) -> None:
     assert len(set(two_ranks.run(body_left_behind))) == 1
 
 
-def body_process_set() -> list[float]:
+@on_ranks(3)
+def test_a_rank_outside_of_a_process_set_may_wait_while_that_trains() -> None:
     ranks = negotiation()
     assert ranks is not None
     two = hvd.add_process_set([0, 1])
@@ -334,17 +328,14 @@ def body_process_set() -> list[float]:
             optimizer.step()
     hvd.join()
     hvd.remove_process_set(two)
-    return a.tolist()
-
-
-def test_a_rank_outside_of_a_process_set_may_wait_while_that_trains(ranks: RankFactory) -> None:
-    assert ranks(3).run(body_process_set) == [[-2.0, -2.0], [-2.0, -2.0], [1.0, 1.0]]
+    assert a.tolist() == ([-2.0, -2.0] if hvd.rank() < 2 else [1.0, 1.0])
 
 
 # ---- mistakes ----
 
 
-def body_new_optimizer() -> None:
+@on_ranks(2)
+def test_no_optimizer_can_be_made_while_a_rank_waits() -> None:
     ranks = negotiation()
     assert ranks is not None
     if hvd.rank() == 1:
@@ -374,20 +365,10 @@ def test_a_rank_that_never_joins_is_an_error_in_time(two_ranks: RankPool, tmp_pa
     assert "for 0.5 s" in text
 
 
-def body_shut_down() -> str:
-    text = ""
+@on_ranks(2)
+def test_a_rank_that_shuts_down_instead_is_named() -> None:
     if hvd.rank() == 0:
-        with pytest.raises(hvd.HorovodInternalError) as error:
+        with pytest.raises(hvd.HorovodInternalError, match=r"^join\(\): rank 1 has shut down$"):
             hvd.join()
-        text = str(error.value)
     hvd.shutdown()
     hvd.init()
-    return text
-
-
-def test_a_rank_that_shuts_down_instead_is_named(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_shut_down)[0] == "join(): rank 1 has shut down"
-
-
-def test_no_optimizer_can_be_made_while_a_rank_waits(two_ranks: RankPool) -> None:
-    two_ranks.run(body_new_optimizer)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.jobs import new_job
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
@@ -54,7 +55,8 @@ def test_every_rank_in_its_own_order(three_ranks: RankPool) -> None:
         three_ranks.run(body_shuffled, seed)
 
 
-def body_threads() -> None:
+@on_ranks(3)
+def test_blocking_calls_in_several_threads() -> None:
     """Blocking calls in threads that no rank runs in the same order."""
 
     def work(i: int) -> None:
@@ -68,10 +70,6 @@ def body_threads() -> None:
     for thread in threads:
         thread.join()
     assert results == [float(i) for i in range(8)]
-
-
-def test_blocking_calls_in_several_threads(ranks: RankFactory) -> None:
-    ranks(3).run(body_threads)
 
 
 def body_mismatch() -> list[str]:
@@ -128,7 +126,10 @@ def test_a_request_that_never_comes_is_named_with_its_ranks(ranks: RankFactory) 
     assert all(took < 20 for _, _, took in results)
 
 
-def body_long() -> float:
+@on_ranks(2)
+def test_what_has_its_turn_may_take_many_transfers() -> None:
+    """Each ends within the timeout, all together do not; nobody waits in a busy loop."""
+
     def many_transfers(group: dist.ProcessGroup | None) -> None:
         for _ in range(9):
             time.sleep(0.5)
@@ -142,24 +143,13 @@ def body_long() -> float:
             )
         used_s = time.process_time() - used_s
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-    return used_s
+    assert used_s < 0.5
 
 
-def test_what_has_its_turn_may_take_many_transfers(two_ranks: RankPool) -> None:
-    """Each ends within the timeout, all together do not; nobody waits in a busy loop."""
-    assert max(two_ranks.run(body_long)) < 0.5
-
-
-def body_left() -> str:
-    text = ""
+@on_ranks(2, timeout=10.0)
+def test_a_rank_that_has_shut_down_is_named_at_once() -> None:
     if hvd.rank() == 0:
-        with pytest.raises(PeerLost) as caught:
+        with pytest.raises(PeerLost, match=r"^rank 1 has shut down$"):
             hvd.allreduce(torch.ones(1), name="x")
-        text = str(caught.value)
     hvd.shutdown()
     hvd.init()
-    return text
-
-
-def test_a_rank_that_has_shut_down_is_named_at_once(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_left, timeout=10.0)[0] == "rank 1 has shut down"

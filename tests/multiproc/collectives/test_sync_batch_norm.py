@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
@@ -30,7 +31,10 @@ def batch(shape: tuple[int, ...], turn: int) -> torch.Tensor:
     return torch.randn((rows, 6, *shape), generator=generator) * 3 + 50
 
 
-def body_one_process(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+@on_ranks()
+def test_equal_to_one_process_on_the_whole_batch(shape: tuple[int, ...]) -> None:
     rank = hvd.rank()
     first = sum(ROWS[:rank])
     mine = slice(first, first + ROWS[rank])
@@ -69,15 +73,8 @@ def body_one_process(shape: tuple[int, ...]) -> None:
         assert list(sync.state_dict()) == list(whole.state_dict())
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_equal_to_one_process_on_the_whole_batch(
-    ranks: RankFactory, size: int, shape: tuple[int, ...]
-) -> None:
-    ranks(size).run(body_one_process, shape)
-
-
-def body_details() -> None:
+@on_ranks(2)
+def test_dtypes_empty_batches_and_mistakes() -> None:
     rank = hvd.rank()
     norm = hvd.SyncBatchNorm(2)
     x = torch.tensor([[1.0, 5.0]] * 3 + [[3.0, 9.0]] * 3)
@@ -95,10 +92,6 @@ def body_details() -> None:
         norm(x[:0] if rank == 1 else x[:1])
     with pytest.raises(ValueError, match=r"expected at least 2D input \(got 1D input\)"):
         norm(torch.ones(2))
-
-
-def test_dtypes_empty_batches_and_mistakes(two_ranks: RankPool) -> None:
-    two_ranks.run(body_details)
 
 
 def model() -> torch.nn.Module:

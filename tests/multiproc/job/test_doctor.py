@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.launching import run_cli
 from helpers.ranks import REPOSITORY
 
 import hvd_order
@@ -23,14 +24,7 @@ def doctor(
     paths = [str(path)] if path else []
     env = {name: value for name, value in os.environ.items() if not name.startswith("HVD_ORDER_")}
     env |= {"PYTHONPATH": os.pathsep.join([*paths, str(REPOSITORY)])}
-    return subprocess.run(
-        [sys.executable, "-m", "hvd_order.tools.cli", "doctor", *options],
-        env=env | variables,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return run_cli("doctor", *options, env=env | variables, timeout=280)
 
 
 @pytest.mark.timeout(300)  # two self-tests; seconds each, unless the machine is busy

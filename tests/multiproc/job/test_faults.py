@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from helpers.ranks import run_script, start_script
-from helpers.training.scripts import TRAINS_FOR_EVER
+from helpers.training.scripts import TRAINS_FOR_EVER, trains_a_layer
 
 TIMEOUT_S = 10
 
@@ -132,21 +132,10 @@ def test_a_rank_that_is_frozen_outside_of_a_step_is_named(
             assert words in script.stdout(rank)
 
 
-IDLE = """
+IDLE = f"""\
 import time
-import torch
-import hvd_order.torch as hvd
-
-hvd.init()
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 4)
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
-)
-for pause in (0, 0, 0, 12):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    time.sleep(pause)  # longer than the timeout: an evaluation, say
+{trains_a_layer()}
+time.sleep(12)  # longer than the timeout: an evaluation, say
 model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 optimizer.flush()

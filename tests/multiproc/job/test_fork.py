@@ -6,14 +6,14 @@ import ctypes
 import os
 import pickle
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankFactory
+from helpers.flags import wait_until
+from helpers.on_ranks import on_ranks
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -87,14 +87,14 @@ class _FromModel(Dataset[torch.Tensor]):
             return self._model(torch.full((32,), float(index)))
 
 
-def body_data_loader(folder: str) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@on_ranks(2)
+def test_a_worker_of_a_data_loader_reads_finished_parameters(tmp_path: Path) -> None:
+    folder = str(tmp_path)
     model, optimizer = trained()
     about_to_fork = Path(folder, "about to fork")
     if hvd.rank() == 1:  # late, so that rank 0 forks while gradients are in flight
-        deadline = time.monotonic() + CHILD_S
-        while not about_to_fork.exists():
-            assert time.monotonic() < deadline, "rank 0 has not come to its fork"
-            time.sleep(0.01)
+        wait_until(about_to_fork.exists, "rank 0 comes to its fork", CHILD_S)
     train(model, optimizer, 1)
     about_to_fork.touch()
     # The workers are forked here, with all updates deferred, and read parameters.
@@ -107,14 +107,8 @@ def body_data_loader(folder: str) -> None:
     optimizer.flush()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_worker_of_a_data_loader_reads_finished_parameters(
-    ranks: RankFactory, tmp_path: Path
-) -> None:
-    ranks(2).run(body_data_loader, str(tmp_path))
-
-
-def body_watched() -> set[str]:
+@on_ranks(2)
+def test_a_fork_while_the_model_is_learnt_leaves_no_watch_behind() -> None:
     """Between the first and the second step parameters are armed, though nothing is deferred."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
@@ -127,31 +121,29 @@ def body_watched() -> set[str]:
         optimizer.step()
         optimizer.zero_grad()
     optimizer.flush()
-    return kinds
+    assert kinds == {"Parameter"}
 
 
-def test_a_fork_while_the_model_is_learnt_leaves_no_watch_behind(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_watched) == [{"Parameter"}] * 2
-
-
-def body_gradient_in_flight() -> str:
+@on_ranks(2)
+def test_a_gradient_in_flight_cannot_be_read_by_the_child() -> None:
     model, optimizer = trained()
     optimizer.zero_grad()
     model(torch.ones(2, 32)).square().mean().backward()
     message = in_child(lambda: model[0].weight.grad.norm().item())
     optimizer.step()
     optimizer.flush()
-    return str(message)
+    assert message.startswith("InvalidUsage")
+    assert "gradient of '0.weight'" in message
+    assert f"forked from rank {hvd.rank()}" in message
 
 
-def test_a_gradient_in_flight_cannot_be_read_by_the_child(ranks: RankFactory) -> None:
-    for rank, message in enumerate(ranks(2).run(body_gradient_in_flight)):
-        assert message.startswith("InvalidUsage")
-        assert "gradient of '0.weight'" in message
-        assert f"forked from rank {rank}" in message
+@pytest.mark.parametrize("how", ["sys.exit", "shutdown"])
+@on_ranks(2)
+def test_the_end_of_a_child_is_not_the_end_of_the_job(how: str) -> None:
+    train_around_a_child(how)
 
 
-def body_ends(how: str) -> None:
+def train_around_a_child(how: str) -> None:
     model, optimizer = trained()
     ends: dict[str, Callable[[], Any]] = {
         "sys.exit": _finalize,
@@ -163,13 +155,14 @@ def body_ends(how: str) -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
 
 
-def body_ends_after_other_jobs() -> None:
+@on_ranks(2)
+def test_the_end_of_a_child_when_other_jobs_have_ended_before() -> None:
     kept = []
     for _ in range(3):
         kept.append(trained())  # and with it what had carried its gradients
         hvd.shutdown()
         hvd.init()
-    body_ends("sys.exit")
+    train_around_a_child("sys.exit")
     assert len(kept) == 3
 
 
@@ -178,16 +171,8 @@ def _finalize() -> None:
     ctypes.pythonapi.Py_Exit(0)
 
 
-@pytest.mark.parametrize("how", ["sys.exit", "shutdown"])
-def test_the_end_of_a_child_is_not_the_end_of_the_job(ranks: RankFactory, how: str) -> None:
-    ranks(2).run(body_ends, how)
-
-
-def test_the_end_of_a_child_when_other_jobs_have_ended_before(ranks: RankFactory) -> None:
-    ranks(2).run(body_ends_after_other_jobs)
-
-
-def body_other_threads() -> None:
+@on_ranks(2)
+def test_locks_that_other_threads_hold_are_free_in_the_child() -> None:
     """Forks while another thread reads parameters, and so takes the locks, all the time."""
     model, optimizer = trained()
     stop = threading.Event()
@@ -208,11 +193,10 @@ def body_other_threads() -> None:
     optimizer.flush()
 
 
-def test_locks_that_other_threads_hold_are_free_in_the_child(ranks: RankFactory) -> None:
-    ranks(2).run(body_other_threads)
-
-
-def body_optimizer_in_a_child(sharded: bool) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("sharded", [False, True])
+@on_ranks(2)
+def test_the_optimizer_in_a_child_answers_or_names_the_fork(sharded: bool) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer: Any = hvd.DistributedOptimizer(
@@ -278,11 +262,3 @@ def body_optimizer_in_a_child(sharded: bool) -> None:
     train_on = model(torch.ones(2, 4)).sum()
     train_on.backward()
     optimizer.step()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("sharded", [False, True])
-def test_the_optimizer_in_a_child_answers_or_names_the_fork(
-    ranks: RankFactory, sharded: bool
-) -> None:
-    ranks(2).run(body_optimizer_in_a_child, sharded)

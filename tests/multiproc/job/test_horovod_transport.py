@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, RankPool, run_script, start_script
+from helpers.jobs import new_job, refused
+from helpers.on_ranks import on_ranks
+from helpers.ranks import RankPool, run_script, start_script
 
 import hvd_order.torch as hvd
-from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine import engine_host, horovod_library
 
 needs_horovod = pytest.mark.skipif(
@@ -43,19 +44,11 @@ def train(rank: int, size: int, wrap: bool) -> list[list[float]]:
 
 
 def body_train() -> tuple[str, list[list[float]]]:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_TRANSPORT", "horovod")
-        patch.setenv("HVD_ORDER_SLICE_BYTES", "16KiB")
-        hvd.init()
-    weights = train(hvd.rank(), hvd.size(), wrap=True)
-    host = engine_host.running_host()
-    assert host is not None
-    left = [name for name in os.environ if name.startswith("HOROVOD_GLOO")]
-    assert not left, "children must not take themselves for Horovod's ranks"
-    transport = type(host.transport).__name__
-    hvd.shutdown()
-    return transport, weights
+    with new_job({"HVD_ORDER_TRANSPORT": "horovod", "HVD_ORDER_SLICE_BYTES": "16KiB"}):
+        weights = train(hvd.rank(), hvd.size(), wrap=True)
+        left = [name for name in os.environ if name.startswith("HOROVOD_GLOO")]
+        assert not left, "children must not take themselves for Horovod's ranks"
+        return type(engine_host.engine_host().transport).__name__, weights
 
 
 @needs_horovod
@@ -78,37 +71,20 @@ def test_training_over_horovod_equals_one_process() -> None:
             assert mine == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def body_one_rank_lacks_it() -> str:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_TRANSPORT", "horovod")
-        hvd.init()
-        if hvd.rank() == 1:
-            patch.setattr(horovod_library, "find", lambda: None)
-        else:
-            patch.setattr(horovod_library, "find", lambda: Path("somewhere"))
-        with pytest.raises(InvalidUsage) as raised:
-            engine_host.engine_host()
-    hvd.shutdown()
-    return str(raised.value)
-
-
-def test_a_rank_without_horovod_is_named_on_every_rank(ranks: RankFactory) -> None:
-    for message in ranks(2).run(body_one_rank_lacks_it):
-        assert "ranks [1] have no Horovod" in message
+@on_ranks(2)
+def test_a_rank_without_horovod_is_named_on_every_rank() -> None:
+    found = None if hvd.rank() == 1 else Path("somewhere")
+    with pytest.MonkeyPatch.context() as patch, new_job({"HVD_ORDER_TRANSPORT": "horovod"}):
+        patch.setattr(horovod_library, "find", lambda: found)
+        message = refused(engine_host.engine_host)
+    assert "ranks [1] have no Horovod" in message
 
 
 def body_bfloat16() -> str:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_TRANSPORT", "horovod")
-        hvd.init()
+    with new_job({"HVD_ORDER_TRANSPORT": "horovod"}):
         model = torch.nn.Linear(4, 4).to(torch.bfloat16)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(InvalidUsage) as raised:
-            hvd.DistributedOptimizer(inner, model.named_parameters())
-    hvd.shutdown()
-    return str(raised.value)
+        return refused(lambda: hvd.DistributedOptimizer(inner, model.named_parameters()))
 
 
 TRAIN = """

@@ -1,4 +1,7 @@
-"""Messages between rank 0 and the others: order, length, the end; ranks 5 and 6 are far peers."""
+"""Messages between rank 0 and the others: order, length, the end; ranks 5 and 6 are far peers.
+
+A rank that sends what is no message is named on every rank, and no thread ends by it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,24 @@ import queue
 import threading
 from typing import Any
 
+import torch
+from helpers.jobs import new_job, refused
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 
+import hvd_order.torch as hvd
+from hvd_order.base.errors import HorovodInternalError
 from hvd_order.engine.job.job import current
 from hvd_order.engine.job.messages import MessageStar
+from hvd_order.engine.requests.queues import negotiation
 
 SIZE = 7
 COUNT = 40
 PATIENCE_S = 20.0
 
 
-def talk() -> None:
+@on_ranks(SIZE)
+def test_messages_arrive_in_order_whatever_their_length() -> None:
     job = current()
     group = job.new_group("test_messages", "gloo", traffic="messages")
     before = threading.active_count()
@@ -44,5 +54,22 @@ def talk() -> None:
     job.drop_group(group)
 
 
-def test_messages_arrive_in_order_whatever_their_length(ranks: RankFactory) -> None:
-    ranks(SIZE).run(talk)
+# ---- what is no message -----------------------------------------------------------------------
+
+WRONG = [b"{", b'["go"]', b'["request", 0, 7, "x", true]', b'["join", {}, [["step"]], {}]']
+
+
+def body_sends(text: bytes) -> str:
+    """Rank 1 sends the text; then both ranks ask for a collective."""
+    with new_job({}):
+        ends = negotiation()
+        assert ends is not None
+        if hvd.rank() == 1:
+            ends._star._star.send(0, text)
+        return refused(lambda: hvd.allreduce(torch.ones(1), name="x"), HorovodInternalError)
+
+
+def test_a_malformed_message_names_its_sender_on_every_rank(ranks: RankFactory) -> None:
+    for text in WRONG:
+        for told in ranks(2).run(body_sends, text):
+            assert "rank 1 sent a malformed message" in told, text

@@ -1,4 +1,4 @@
-"""init and shutdown, over every way in which a job can have been started."""
+"""init and shutdown. Variables of every launcher: tests/unit/launch/test_environment.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.on_ranks import on_ranks
 from helpers.ranks import (
     REPOSITORY,
     RankFactory,
-    RankPool,
     free_port,
     rank_environment,
     run_script,
@@ -31,7 +31,9 @@ from hvd_order.engine.job.job import Job, held
 SIZES = [1, 3]
 
 
-def body_places() -> tuple[int, ...]:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_ranks_of_one_host(size: int) -> None:
     job = process.current()
     assert job.config.timeout == Config.from_environment().timeout
     places = (
@@ -50,15 +52,11 @@ def body_places() -> tuple[int, ...]:
         job.cross_rank,
         job.cross_size,
     )
-    return places
+    assert places == (job.rank, size, job.rank, size, 0, 1)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_ranks_of_one_host(ranks: RankFactory, size: int) -> None:
-    assert ranks(size).run(body_places) == [(r, size, r, size, 0, 1) for r in range(size)]
-
-
-def body_built() -> None:
+@on_ranks(2)
+def test_what_was_built() -> None:
     for answer in (
         hvd.mpi_enabled(),
         hvd.mpi_built(),
@@ -82,10 +80,6 @@ def body_built() -> None:
     assert (everyone.rank(), everyone.size()) == (hvd.rank(), hvd.size())
 
 
-def test_what_was_built(ranks: RankFactory) -> None:
-    ranks(2).run(body_built)
-
-
 def test_use_before_init_is_refused() -> None:
     assert not hvd.is_initialized()
     for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, process.current, hvd.barrier):
@@ -104,7 +98,9 @@ def test_use_before_init_is_refused() -> None:
     hvd.shutdown()  # harmless
 
 
-def body_again() -> list[float]:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_init_shutdown_init(size: int) -> None:
     totals = []
     for _ in range(3):
         hvd.init()
@@ -118,12 +114,7 @@ def body_again() -> list[float]:
         assert not dist.is_initialized()
         with pytest.raises(NotInitialized):
             hvd.size()
-    return totals
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_init_shutdown_init(ranks: RankFactory, size: int) -> None:
-    assert ranks(size).run(body_again) == [[float(size)] * 3] * size
+    assert totals == [float(size)] * 3
 
 
 class Part:
@@ -164,7 +155,8 @@ def test_nothing_of_a_job_is_left_in_the_next(
         assert (tmp_path / f"{rank}.json").exists()
 
 
-def body_after_failure() -> None:
+@on_ranks(2)
+def test_a_job_ends_well_after_one_that_failed() -> None:
     def trained() -> Any:
         torch.manual_seed(0)
         model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
@@ -188,11 +180,8 @@ def body_after_failure() -> None:
     del failed
 
 
-def test_a_job_ends_well_after_one_that_failed(two_ranks: RankPool) -> None:
-    two_ranks.run(body_after_failure)
-
-
-def body_arguments() -> None:
+@on_ranks(2)
+def test_arguments_that_are_not_supported() -> None:
     hvd.shutdown()
     with pytest.raises(InvalidUsage, match="call init\\(\\) without comm"):
         hvd.init(comm=[0])
@@ -202,11 +191,9 @@ def body_arguments() -> None:
     hvd.init(comm=[], process_sets=[])
 
 
-def test_arguments_that_are_not_supported(ranks: RankFactory) -> None:
-    ranks(2).run(body_arguments)
-
-
-def body_groups() -> list[str]:
+@pytest.mark.parametrize("size", SIZES)
+@on_ranks()
+def test_groups_and_shutdown_callbacks() -> None:
     job = process.current()
     log: list[str] = []
     job.on_shutdown(lambda: log.append("first"))
@@ -223,15 +210,11 @@ def body_groups() -> list[str]:
         assert tensor.item() == hvd.size()
         assert group is not job.functions_group
     hvd.shutdown()
-    return log
+    assert log == ["second", "first"]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_groups_and_shutdown_callbacks(ranks: RankFactory, size: int) -> None:
-    assert ranks(size).run(body_groups) == [["second", "first"]] * size
-
-
-def body_join() -> None:
+@on_ranks(3)
+def test_a_process_group_of_the_program_is_joined() -> None:
     hvd.shutdown()
     dist.init_process_group("gloo")  # the program's own, from the same environment
     for _ in range(2):
@@ -247,10 +230,6 @@ def body_join() -> None:
     hvd.init()
     dist.destroy_process_group()  # before ours: shutdown copes
     hvd.shutdown()
-
-
-def test_a_process_group_of_the_program_is_joined(ranks: RankFactory) -> None:
-    ranks(3).run(body_join)
 
 
 # A library that asks torch.distributed gets the answer that it gets under Horovod.
@@ -318,68 +297,6 @@ def test_rank_zero_that_cannot_be_reached_is_named() -> None:
     assert done.returncode == 1
     assert "could not reach rank 0 at 127.0.0.1:" in done.stderr
     assert "is MASTER_ADDR its address?" in done.stderr
-
-
-LAUNCHERS = {
-    "Open MPI": {
-        "OMPI_COMM_WORLD_RANK": "{rank}",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    },
-    "PMI": {
-        "PMI_RANK": "{rank}",
-        "PMI_SIZE": "2",
-        "MPI_LOCALRANKID": "{rank}",
-        "MPI_LOCALNRANKS": "2",
-    },
-    "horovodrun": {
-        "HOROVOD_RANK": "{rank}",
-        "HOROVOD_SIZE": "2",
-        "HOROVOD_LOCAL_RANK": "{rank}",
-        "HOROVOD_LOCAL_SIZE": "2",
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-    },
-    "Slurm": {
-        "SLURM_JOB_ID": "12",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "{rank}",
-        "SLURM_LOCALID": "{rank}",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NUM_NODES": "1",
-    },
-}
-TORCHRUN = [
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-]
-
-
-def body_launcher(variables: dict[str, str]) -> tuple[int, ...]:
-    rank = hvd.rank()
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in TORCHRUN:
-            patch.delenv(name)
-        for name, text in variables.items():
-            patch.setenv(name, text.format(rank=rank))
-        hvd.init()
-    total = int(hvd.allreduce(torch.tensor(hvd.rank() + 1), op=hvd.Sum))
-    found = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), total
-    hvd.shutdown()
-    return found
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_variables_of_every_launcher(two_ranks: RankPool, launcher: str) -> None:
-    """Ranks find each other from these variables alone."""
-    answers = two_ranks.run(body_launcher, LAUNCHERS[launcher])
-    assert answers == [(rank, 2, rank, 2, 3) for rank in range(2)]
 
 
 def test_a_program_may_end_with_a_collective_in_flight(tmp_path: Path) -> None:

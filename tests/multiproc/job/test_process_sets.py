@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, RankPool
+from helpers.on_ranks import on_ranks
+from helpers.ranks import RankFactory
 
 import hvd_order.torch as hvd
 from hvd_order.base.errors import InvalidUsage, ModelMismatch
@@ -121,7 +122,8 @@ def test_a_model_that_differs_in_the_set_is_named(ranks: RankFactory) -> None:
     assert "shape [1] on rank 1 and torch.float32 of shape [2] on rank 2" in second
 
 
-def body_groups() -> list[float]:
+@on_ranks(2)
+def test_groups_are_checked_as_in_horovod() -> None:
     p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
 
     def distribute(**arguments: Any) -> Any:
@@ -143,14 +145,11 @@ def body_groups() -> list[float]:
         optimizer.step()
     for groups in (1, [[p, q]], [[q]]):
         distribute(groups=groups)
-    return [*p.tolist(), *q.tolist()]
+    assert [*p.tolist(), *q.tolist()] == [-2.0, -2.0, -0.5, -0.5]
 
 
-def test_groups_are_checked_as_in_horovod(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_groups) == [[-2.0, -2.0, -0.5, -0.5]] * 2
-
-
-def body_mistakes() -> list[str]:
+@on_ranks(2)
+def test_mistakes_leave_the_job_usable() -> None:
     with pytest.raises(ValueError, match="duplicate process set"):
         hvd.add_process_set(range(hvd.size()))
     with pytest.raises(ValueError, match="needs different ranks of 0 to 1"):
@@ -166,14 +165,9 @@ def body_mistakes() -> list[str]:
     assert unknown.rank() is None
     with pytest.raises(InvalidUsage, match="not registered"):
         hvd.barrier(process_set=unknown)
-    with pytest.raises(ModelMismatch, match="add_process_set") as caught:
+    with pytest.raises(ModelMismatch, match="add_process_set"):
         hvd.add_process_set([hvd.rank()])
     assert hvd.allreduce(torch.tensor(1), op=hvd.Sum).item() == 2
-    return [str(caught.value)]
-
-
-def test_mistakes_leave_the_job_usable(two_ranks: RankPool) -> None:
-    two_ranks.run(body_mistakes)
 
 
 def body_mismatch_in_a_set() -> str:
@@ -195,7 +189,8 @@ def test_a_mismatch_names_the_ranks_of_the_job(ranks: RankFactory) -> None:
     assert second == ""
 
 
-def body_static() -> list[int | None]:
+@on_ranks(2)
+def test_sets_given_to_init() -> None:
     hvd.shutdown()
     sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
     hvd.init(process_sets=sets)
@@ -206,8 +201,4 @@ def body_static() -> list[int | None]:
     assert all(one.process_set_id is None for one in sets)
     hvd.init(process_sets="dynamic")
     hvd.remove_process_set(hvd.add_process_set([0]))
-    return numbers
-
-
-def test_sets_given_to_init(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_static) == [[1, 2], [1, 2]]
+    assert numbers == [1, 2]
