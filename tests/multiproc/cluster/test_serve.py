@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from helpers.flags import wait_until
 from helpers.launching import Job as Command
 from helpers.launching import launcher_environment, no_process_with
 from helpers.training import elastic_training
@@ -175,9 +176,7 @@ def test_jobs_outlive_their_scheduler_and_are_found_again(tmp_path: Path) -> Non
 
 
 def wait_for_step(log: Path, step: int) -> None:
-    changed = threading.Event()
-    for _ in range(2000):
-        if log.exists() and re.search(rf"^.*step {step} loss", log.read_text(), re.MULTILINE):
-            return
-        changed.wait(0.05)
-    raise AssertionError(f"step {step} was not reached:\n{log.read_text()}")
+    def text() -> str:
+        return log.read_text() if log.exists() else ""
+
+    wait_until(lambda: found(rf"step {step} loss", text()), text, 100)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.launching import Job, fake_ssh, launcher, launcher_environment, write_script
+from helpers.processes import environment_of
 from helpers.ranks import REPOSITORY, free_port
 from helpers.training import elastic_training
 
@@ -154,7 +155,7 @@ def test_hosts_come_and_go_and_one_is_lost(tmp_path: Path) -> None:
 def behind_ssh(job: Job) -> int:
     """The launcher's child that it reached by ssh."""
     for pid in children(job.pid):
-        if b"SSH_CONNECTION=127.0.0.1" in Path(f"/proc/{pid}/environ").read_bytes():
+        if environment_of(pid).get("SSH_CONNECTION", "").startswith("127.0.0.1"):
             return pid
     raise AssertionError("there is none")
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -115,31 +114,6 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     )
     assert done.returncode == 128 + 9
     assert "rank 0 was ended by SIGKILL" in done.stderr
-
-
-def test_ctrl_c_ends_all(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, sys, time\n"
-        "sys.stdout.write(f'{os.getpid()}\\n'); sys.stdout.flush()\n"
-        "time.sleep(100)\n",
-        encoding="utf-8",
-    )
-    with subprocess.Popen(
-        [*launcher("-np", "2"), sys.executable, str(script)],
-        env=launcher_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        workers = [int(running.stdout.readline()) for _ in range(2)]
-        running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=60) == 128 + signal.SIGINT
-        assert "hvd_order" not in running.stderr.read(), "no traceback of the launcher itself"
-    for worker in workers:
-        assert gone(worker)
 
 
 SLEEP = "import os, time; os.write(1, f'pid {os.getpid()}\\n'.encode()); time.sleep(100)"
@@ -285,14 +259,24 @@ def test_a_host_that_never_answers_is_waited_for_as_long_as_told(tmp_path: Path)
         assert job.wait(timeout=20) == 1
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_when_the_launcher_ends_so_do_all_hosts(tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        (["-np", "2"], signal.SIGINT),
+        (["-H", "hostA:1,hostB:1"], signal.SIGINT),
+        (["-H", "hostA:1,hostB:1"], signal.SIGKILL),
+    ],
+)
+def test_when_the_launcher_ends_so_do_all_ranks(
+    tmp_path: Path, options: list[str], how: signal.Signals
+) -> None:
     path, _ = fake_ssh(tmp_path)
     nohup = ["nohup"] if how is signal.SIGKILL else []  # must not keep the workers from ending
-    command = [*nohup, *launcher("-H", "hostA:1,hostB:1"), *write_script(tmp_path, SLEEP)]
+    command = [*nohup, *launcher(*options), *write_script(tmp_path, SLEEP)]
     with Job(command, launcher_environment(path)) as job:
         workers = [int(job.wait_for(r"pid (\d+)")[1]) for _ in range(2)]
         job.signal(how)
         assert job.wait() == (-how if how is signal.SIGKILL else 128 + how)
     for worker in workers:
         assert gone(worker)
+    assert not job.matches("hvd_order/"), "no traceback of the launcher itself"

@@ -19,6 +19,7 @@ from helpers.launching import (
     no_process_with,
     write_script,
 )
+from helpers.processes import arguments_of, environment_of, processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's subreapers")
 
@@ -84,10 +85,10 @@ def test_servers_end_with_a_launcher_that_is_killed(tmp_path: Path, mark: str) -
     with Job([*launcher("-np", "1", "--servers", "1"), *program], env) as job:
         job.wait_for("up")
         servers = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if b"hvd_order.servers.process.process" in path.read_bytes()
-            and mark.encode() in path.with_name("environ").read_bytes()
+            pid
+            for pid in processes()
+            if "hvd_order.servers.process.process" in arguments_of(pid)
+            and environment_of(pid).get("MARK_OF_THIS_TEST") == mark
         ]
         assert servers
         job.signal(signal.SIGKILL)
