@@ -175,6 +175,17 @@ class Transformer(Program):
         return self.model[1](self.layer(tokens).mean(dim=1))
 
 
+class Recurrent(Program):
+    """An LSTM hands its operator a list of parameters that it made when it was built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleList([nn.LSTM(2, 5, num_layers=2, batch_first=True), nn.Linear(5, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model[1](self.model[0](x.view(-1, WIDTH // 2, 2))[0][:, -1])
+
+
 class CalledTwice(Program):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.model[1](self.model[0](x))
@@ -245,17 +256,13 @@ PROGRAMS: dict[str, type[Program]] = {
     for kind in (
         Plain, ZeroInPlace, ModelZeroGrad, NeverZeroed, ZeroAfterStep, Scheduled, Accumulating,
         ClippedByRitual, Clipped, Frozen, UnusedEverywhere, UnusedOnSomeRanks, Tied, Functional,
-        Transformer, CalledTwice, Checkpointed, CheckpointedReentrant, Compiled, CompiledInPlace,
-        CompiledBlocks, CompiledByInductor,
+        Transformer, Recurrent, CalledTwice, Checkpointed, CheckpointedReentrant, Compiled,
+        CompiledInPlace, CompiledBlocks, CompiledByInductor,
     )
 }  # fmt: skip
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=1e-2),
-    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
     "AdamW-foreach": lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True),
-    "AdamW-fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
-    "Adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.05),
-    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.005),
     "LBFGS": lambda ps: torch.optim.LBFGS(ps, lr=0.3, max_iter=4, history_size=4),
 }

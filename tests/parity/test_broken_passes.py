@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from helpers.jobs import new_job
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from parity.test_kept_gradients import DEFERS, backward, distributed, model, plain, sgd
 from torch import Tensor, nn
@@ -68,17 +69,14 @@ def train(wrap: Callable[..., object], layer: int, skip: str | None) -> list[Ten
     return [*seen, *(p.detach().clone() for p in m.parameters())]
 
 
-def body_skipped() -> None:
+@on_ranks(2)
+def test_all_ranks_skip_the_batch() -> None:
     with new_job(DEFERS):
         for layer in (0, 2):
             for skip in [*SKIPS, None]:
                 alone = train(plain, layer, skip)
                 for a, b in zip(alone, train(distributed, layer, skip), strict=True):
                     assert torch.equal(a, b), (layer, skip)
-
-
-def test_all_ranks_skip_the_batch(ranks: RankFactory) -> None:
-    ranks(2).run(body_skipped)
 
 
 def one_rank_skips(layer: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankPool
 from parity.programs import WIDTH, Block
 from torch import Tensor, nn
@@ -49,8 +50,10 @@ def whole_step(model: nn.Module, optimizer: Any, rows: Callable[[int], Tensor], 
         train(rows(k))
 
 
-def body_train(program: Program) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights after training, and after that of one process without a compiler."""
+@pytest.mark.parametrize("program", [pytest.param(step_alone, marks=pytest.mark.long), whole_step])
+@on_ranks(2)
+def test_compiled_program_equals_one_process(program: Program) -> None:
+    """One without a compiler."""
 
     def train(distributed: bool) -> list[Tensor]:
         torch.manual_seed(1)
@@ -70,15 +73,9 @@ def body_train(program: Program) -> tuple[list[Tensor], list[Tensor]]:
         return [p.detach().clone() for p in model.parameters()]
 
     try:
-        return train(True), train(False)
+        torch.testing.assert_close(train(True), train(False), rtol=1e-12, atol=1e-14)
     finally:
         torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("program", [pytest.param(step_alone, marks=pytest.mark.long), whole_step])
-def test_compiled_program_equals_one_process(two_ranks: RankPool, program: Program) -> None:
-    for got, expected in two_ranks.run(body_train, program):
-        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-14)
 
 
 def body_compiled_autograd() -> str:
@@ -104,7 +101,8 @@ def test_compiled_autograd_is_refused(two_ranks: RankPool) -> None:
         assert "compiled_autograd = False" in error
 
 
-def body_compiled_while_watched() -> int:
+@on_ranks(2)
+def test_a_watch_compiles_nothing_anew() -> None:
     """How often a block is compiled whose program hvd_order watches in many of its steps."""
     made = []
 
@@ -127,8 +125,4 @@ def body_compiled_while_watched() -> int:
             optimizer.step()
     finally:
         torch._dynamo.reset()
-    return len(made)
-
-
-def test_a_watch_compiles_nothing_anew(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_compiled_while_watched) == [1, 1]
+    assert len(made) == 1

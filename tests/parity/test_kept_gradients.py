@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.jobs import new_job
-from helpers.ranks import RankFactory
+from helpers.on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
@@ -131,7 +131,8 @@ def static_outputs(wrap: Wrap) -> Seen:
 PROGRAMS = [one_flat_parameter, array_of_numpy, last_of_a_loop, static_outputs]
 
 
-def body_equal() -> None:
+@on_ranks(2)
+def test_equal_to_the_plain_program() -> None:
     for program in PROGRAMS:
         alone = [t.detach().clone() for t in program(plain)]
         with new_job(DEFERS):
@@ -141,14 +142,11 @@ def body_equal() -> None:
             assert torch.equal(a, b), f"{program.__name__}: {i} of {len(alone)}"
 
 
-def test_equal_to_the_plain_program(ranks: RankFactory) -> None:
-    ranks(2).run(body_equal)
-
-
 # ---- readers in C++ ---------------------------------------------------------------------------
 
 
-def body_reader_in_cpp() -> tuple[str, str]:
+@on_ranks(2)
+def test_a_reader_in_cpp_gets_no_unfinished_sum() -> None:
     """Python sees neither reader; a complete gradient is no secret."""
     m = model()
     optimizer = distributed(sgd(m), m)
@@ -167,29 +165,23 @@ def body_reader_in_cpp() -> tuple[str, str]:
     backward(m, 0)
     with pytest.raises(RuntimeError) as again:
         backward(m, 0)
-    return str(before.value), str(again.value)
-
-
-def test_a_reader_in_cpp_gets_no_unfinished_sum(ranks: RankFactory) -> None:
-    for before, again in ranks(2).run(body_reader_in_cpp):
-        assert "gradient of '0.weight'" in before
-        assert "optimizer.synchronize()" in before
-        assert "more than backward_passes_per_step times" in again
+    before = str(before.value)
+    again = str(again.value)
+    assert "gradient of '0.weight'" in before
+    assert "optimizer.synchronize()" in before
+    assert "more than backward_passes_per_step times" in again
 
 
 # ---- graphs -----------------------------------------------------------------------------------
 
 
-def body_graph() -> str:
+@on_ranks(2)
+def test_a_gradient_with_a_graph_is_refused() -> None:
     m = model()
     optimizer = distributed(sgd(m), m)
     loss = m(torch.ones(2, 6, dtype=torch.float64)).square().mean()
     with pytest.raises(InvalidUsage) as raised:
         loss.backward(create_graph=True)
     del optimizer
-    return str(raised.value)
-
-
-def test_a_gradient_with_a_graph_is_refused(ranks: RankFactory) -> None:
-    for text in ranks(2).run(body_graph):
-        assert "torch.autograd.grad(loss, parameters, create_graph=True)" in text
+    text = str(raised.value)
+    assert "torch.autograd.grad(loss, parameters, create_graph=True)" in text

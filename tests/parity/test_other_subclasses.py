@@ -11,7 +11,7 @@ from operator import eq, ne
 from typing import Any
 
 import torch
-from helpers.ranks import RankFactory
+from helpers.on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -222,18 +222,16 @@ def read_after_steps(name: str, wrap: bool) -> list[Any]:
     return [*found, *seen([p.detach() for p in model.parameters()])]
 
 
-def body_readers(names: list[str]) -> dict[str, str]:
+@on_ranks(2)
+def test_readers_see_what_they_see_in_a_plain_program() -> None:
+    names = list(READERS)
     failed = {}
     for name in names:
         try:
             check_same(read_after_steps(name, False), read_after_steps(name, True))
         except BaseException as error:
             failed[name] = f"{type(error).__name__}: {error}"
-    return failed
-
-
-def test_readers_see_what_they_see_in_a_plain_program(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_readers, list(READERS)) == [{}, {}]
+    assert failed == {}
 
 
 # ---- gradients ---------------------------------------------------------------------------------
@@ -278,18 +276,16 @@ def gradients_before_step(name: str, wrap: bool) -> list[Any]:
     return [*found, *seen([p.detach() for p in model.parameters()])]
 
 
-def body_gradients(names: list[str]) -> dict[str, str]:
+@on_ranks(2)
+def test_readers_of_gradients_see_what_they_see_in_a_plain_program() -> None:
+    names = list(GRADIENT_READERS)
     failed = {}
     for name in names:
         try:
             check_same(gradients_before_step(name, False), gradients_before_step(name, True))
         except BaseException as error:
             failed[name] = f"{type(error).__name__}: {error}"
-    return failed
-
-
-def test_readers_of_gradients_see_what_they_see_in_a_plain_program(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_gradients, list(GRADIENT_READERS)) == [{}, {}]
+    assert failed == {}
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -366,11 +362,8 @@ def registered(wrap: bool) -> list[Any]:
     return [*found, *CLASSES_TOLD, *seen([p.detach() for p in model.parameters()])]
 
 
-def body_training() -> None:
+@on_ranks(2)
+def test_training_with_subclasses_equals_a_plain_program() -> None:
     for first in (False, True):
         check_same(trained(first, False), trained(first, True))
     check_same(registered(False), registered(True))
-
-
-def test_training_with_subclasses_equals_a_plain_program(ranks: RankFactory) -> None:
-    ranks(2).run(body_training)

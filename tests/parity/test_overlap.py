@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, run_script
+from helpers.logged import logged
+from helpers.on_ranks import on_ranks
+from helpers.ranks import run_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -103,17 +105,15 @@ def parent_model() -> nn.Module:
     return nn.Sequential(ReadsItsChildren(), nn.Linear(WIDTH, 2).double())
 
 
-def body_hidden(name: str) -> None:
+@pytest.mark.parametrize("name", ["own", "parent's"])
+@on_ranks(2)
+def test_parameters_that_only_a_kernel_reads_are_deferred(name: str) -> None:
     report = same_as_one_process(hidden_model if name == "own" else parent_model, 10)
     assert report.deferred_parameters == report.parameters, str(report)
 
 
-@pytest.mark.parametrize("name", ["own", "parent's"])
-def test_parameters_that_only_a_kernel_reads_are_deferred(ranks: RankFactory, name: str) -> None:
-    ranks(2).run(body_hidden, name)
-
-
-def body_moved_kernel() -> str:
+@on_ranks(2)
+def test_a_kernel_outside_of_its_module_meets_the_lock() -> None:
     model = hidden_model()
     optimizer = train(model, 10)
     assert optimizer.overlap_report().deferred_parameters == 6
@@ -124,13 +124,9 @@ def body_moved_kernel() -> str:
         model[2].weight.clone()
     optimizer.flush()
     Kernel.apply(rows(0), model[2].weight)  # type: ignore[no-untyped-call]
-    return str(caught.value)
-
-
-def test_a_kernel_outside_of_its_module_meets_the_lock(ranks: RankFactory) -> None:
-    for message in ranks(2).run(body_moved_kernel):
-        assert "'2.weight'" in message
-        assert "optimizer.flush()" in message
+    message = str(caught.value)
+    assert "'2.weight'" in message
+    assert "optimizer.flush()" in message
 
 
 # ---- learning goes on -------------------------------------------------------------------------
@@ -157,17 +153,13 @@ def layer_drop() -> nn.Module:
     return LayerDrop()
 
 
-def body_layer_drop() -> str:
-    report = same_as_one_process(layer_drop, 18)
-    return str(report)
+@on_ranks(2)
+def test_layers_that_run_later_are_deferred_later() -> None:
+    assert "all 10 parameters" in str(same_as_one_process(layer_drop, 18))
 
 
-def test_layers_that_run_later_are_deferred_later(ranks: RankFactory) -> None:
-    for report in ranks(2).run(body_layer_drop):
-        assert "all 10 parameters" in report
-
-
-def body_misleading_read() -> list[str]:
+@on_ranks(2)
+def test_a_misleading_first_step_does_not_fix_the_order() -> None:
     """A look at the last layer after each of the first steps; then no more."""
     torch.manual_seed(6)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH).double() for _ in range(4)])
@@ -179,12 +171,8 @@ def body_misleading_read() -> list[str]:
         model(rows(step)[hvd.rank() :: 2]).square().mean().backward()
         optimizer.step()
     entries = optimizer._hvd_exchange._table.entries  # type: ignore[attr-defined]
-    return [entry.name for entry in sorted(entries, key=lambda entry: entry.tensor)]
-
-
-def test_a_misleading_first_step_does_not_fix_the_order(ranks: RankFactory) -> None:
-    for order in ranks(2).run(body_misleading_read):
-        assert order == [f"{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
+    order = [entry.name for entry in sorted(entries, key=lambda entry: entry.tensor)]
+    assert order == [f"{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
 
 
 # ---- closures and subclasses ------------------------------------------------------------------
@@ -213,40 +201,31 @@ def with_closures(wrap: bool) -> tuple[Tensor, Any]:
     return model.weight.detach().clone(), report
 
 
-def body_closure() -> None:
+@on_ranks(2)
+def test_closures_keep_the_overlap() -> None:
     (ours, report), (alone, _) = with_closures(True), with_closures(False)
     assert report.deferred_parameters == 2, str(report)
     torch.testing.assert_close(ours, alone, rtol=1e-12, atol=0)
 
 
-def test_closures_keep_the_overlap(ranks: RankFactory) -> None:
-    ranks(2).run(body_closure)
-
-
 # ---- one line says why ------------------------------------------------------------------------
 
 
-def body_report() -> dict[str, str]:
+@on_ranks(2)
+def test_one_line_says_what_is_not_deferred_and_why() -> None:
     lines = {}
-    found: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = found.append  # type: ignore[method-assign]
-    log = logging.getLogger("hvd_order")
-    level, log.level = log.level, logging.INFO
-    log.addHandler(handler)
-    try:
-        for name in ("alias", "numpy", "script", "from_numpy", "looked at"):
-            torch.manual_seed(9)
-            model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH).double() for _ in range(3)])
-            if name == "from_numpy":
-                model[1].weight = nn.Parameter(torch.from_numpy(model[1].weight.detach().numpy()))
-            kept: Any = {
-                "alias": lambda model=model: model[1].weight.data,
-                "numpy": lambda model=model: model[1].weight.detach().numpy(),
-                "script": lambda model=model: torch.jit.script(model[1]),
-            }.get(name, lambda: None)()
-            optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
-            found.clear()
+    for name in ("alias", "numpy", "script", "from_numpy", "looked at"):
+        torch.manual_seed(9)
+        model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH).double() for _ in range(3)])
+        if name == "from_numpy":
+            model[1].weight = nn.Parameter(torch.from_numpy(model[1].weight.detach().numpy()))
+        kept: Any = {
+            "alias": lambda model=model: model[1].weight.data,
+            "numpy": lambda model=model: model[1].weight.detach().numpy(),
+            "script": lambda model=model: torch.jit.script(model[1]),
+        }.get(name, lambda: None)()
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+        with logged(level=logging.WARNING) as warnings:
             for step in range(7):
                 optimizer.zero_grad()
                 model(rows(step)[hvd.rank() :: 2]).square().mean().backward()
@@ -254,34 +233,26 @@ def body_report() -> dict[str, str]:
                     gradients = [p.grad for p in model.parameters() if p.grad is not None]
                     assert all(gradient.isfinite().all() for gradient in gradients)
                 optimizer.step()
-            told = [r for r in found if "overlap with the next forward pass" in r.getMessage()]
-            assert len(told) == (1 if hvd.rank() == 0 else 0)
-            for record in told:
-                assert record.levelno == logging.WARNING
-            lines[name] = str(optimizer.overlap_report())
-            del kept
-    finally:
-        log.removeHandler(handler)
-        log.level = level
-    return lines
-
-
-def test_one_line_says_what_is_not_deferred_and_why(ranks: RankFactory) -> None:
-    for lines in ranks(2).run(body_report):
-        assert "5 of 6 parameters" in lines["alias"]
-        assert "p.data, a numpy view, a kept state_dict" in lines["alias"]
-        assert "a numpy view" in lines["numpy"]
-        assert "4 of 6" in lines["script"]
-        assert "TorchScript" in lines["script"]
-        assert "from_numpy" in lines["from_numpy"]
-        assert "0 of 6" in lines["looked at"]
-        assert "elements of gradients were read" in lines["looked at"]
+        told = [text for text in warnings if "overlap with the next forward pass" in text]
+        assert len(told) == (1 if hvd.rank() == 0 else 0)
+        lines[name] = str(optimizer.overlap_report())
+        del kept
+    assert "5 of 6 parameters" in lines["alias"]
+    assert "p.data, a numpy view, a kept state_dict" in lines["alias"]
+    assert "a numpy view" in lines["numpy"]
+    assert "4 of 6" in lines["script"]
+    assert "TorchScript" in lines["script"]
+    assert "from_numpy" in lines["from_numpy"]
+    assert "0 of 6" in lines["looked at"]
+    assert "elements of gradients were read" in lines["looked at"]
 
 
 # ---- nothing is left behind -------------------------------------------------------------------
 
 
-def body_dropped(finished: bool) -> list[str]:
+@pytest.mark.parametrize("finished", [True, False])
+@on_ranks(2)
+def test_a_dropped_optimizer_leaves_nothing(finished: bool) -> None:
     gone: dict[str, weakref.ref[Any]] = {}
     torch.manual_seed(10)
     for i in range(3):
@@ -296,15 +267,11 @@ def body_dropped(finished: bool) -> list[str]:
         del model, optimizer
     for _ in range(2 * len(gone)):  # what has a finalizer takes a collection of its own
         gc.collect()
-    return [name for name, ref in gone.items() if ref() is not None]
+    assert [name for name, ref in gone.items() if ref() is not None] == []
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_dropped_optimizer_leaves_nothing(ranks: RankFactory, finished: bool) -> None:
-    assert ranks(2).run(body_dropped, finished) == [[], []]
-
-
-def body_evaluation_while_watched() -> torch.Tensor | None:
+@on_ranks(2)
+def test_no_graph_is_kept_while_reads_are_watched() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)).double()
     optimizer = train(model, 6)  # reads are watched after steps 6 and 7
@@ -314,11 +281,7 @@ def body_evaluation_while_watched() -> torch.Tensor | None:
     del x
     gc.collect()
     optimizer.flush()
-    return is_freed()  # the input, if the graph of its forward pass is kept
-
-
-def test_no_graph_is_kept_while_reads_are_watched(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_evaluation_while_watched) == [None, None]
+    assert is_freed() is None
 
 
 COMPILED = """

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from parity.test_other_subclasses import Kept, model_and_optimizer, one_step, rows
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ class Fails:
         raise KeyboardInterrupt("the reason")
 
 
-def body_failure() -> None:
+@on_ranks(2)
+def test_a_reader_gets_the_reason_why_a_parameter_cannot_be_finished() -> None:
     model, optimizer = model_and_optimizer(True)
     for step in range(4):
         one_step(model, optimizer, step)
@@ -40,11 +42,8 @@ def body_failure() -> None:
     assert "_hvd_order_failure" not in vars(weight)
 
 
-def test_a_reader_gets_the_reason_why_a_parameter_cannot_be_finished(ranks: RankFactory) -> None:
-    ranks(2).run(body_failure)
-
-
-def body_disarmed_meanwhile() -> None:
+@on_ranks(2)
+def test_a_tensor_that_another_thread_completes_needs_no_guard() -> None:
     model, optimizer = model_and_optimizer(True)
     for step in range(4):
         one_step(model, optimizer, step)
@@ -62,10 +61,6 @@ def body_disarmed_meanwhile() -> None:
     vars(gradient)["_hvd_order_guard"] = kept
     optimizer.step()
     optimizer.flush()
-
-
-def test_a_tensor_that_another_thread_completes_needs_no_guard(ranks: RankFactory) -> None:
-    ranks(2).run(body_disarmed_meanwhile)
 
 
 def body_read_elsewhere() -> str:

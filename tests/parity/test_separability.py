@@ -20,6 +20,7 @@ from typing import Any
 import helpers.environments.torchvision_operators  # noqa: F401  before timm
 import pytest
 import torch
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -104,15 +105,12 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
     return largest
 
 
-def body_case(group: str, name: str) -> dict[str, Any]:
-    case = GROUPS[group][name]()
+def check(case: Case) -> None:
     ours, alone = train(case, distributed=True), train(case, distributed=False)
-    return {
-        "difference": largest_difference(ours["weights"], alone["weights"]),
-        "random": ours["next random number"] == alone["next random number"],
-        "moved": largest_difference(ours["weights"], dict(case.model().named_parameters())) > 0,
-        "as expected": set(ours["deferred"]) == {float(case.deferred)},
-    }
+    assert largest_difference(ours["weights"], dict(case.model().named_parameters())) > 0, "moved"
+    assert largest_difference(ours["weights"], alone["weights"]) <= TOLERANCE
+    assert ours["next random number"] == alone["next random number"]
+    assert set(ours["deferred"]) == {float(case.deferred)}
 
 
 def body_new_job(tune: str | None) -> None:
@@ -130,14 +128,6 @@ def no_trials(ranks: RankFactory) -> Iterator[None]:
     ranks(2).run(body_new_job, "0")
     yield
     ranks(2).run(body_new_job, None)
-
-
-def check(ranks: RankFactory, group: str, name: str) -> None:
-    for seen in ranks(2).run(body_case, group, name):
-        assert seen["moved"]
-        assert seen["difference"] <= TOLERANCE
-        assert seen["random"]
-        assert seen["as expected"]
 
 
 # ---- what is known of torch's own -------------------------------------------------------------
@@ -207,8 +197,9 @@ KNOWN: dict[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_is_known_is_deferred_and_equals_one_process(ranks: RankFactory, name: str) -> None:
-    check(ranks, "known", name)
+@on_ranks(2)
+def test_what_is_known_is_deferred_and_equals_one_process(name: str) -> None:
+    check(KNOWN[name]())
 
 
 FIRST_OF_ITS_KIND = """
@@ -292,8 +283,9 @@ RIGHT: dict[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_declaration_is_heard(ranks: RankFactory, name: str) -> None:
-    check(ranks, "right", name)
+@on_ranks(2)
+def test_a_declaration_is_heard(name: str) -> None:
+    check(RIGHT[name]())
 
 
 # ---- others' packages -------------------------------------------------------------------------
@@ -335,19 +327,16 @@ TIMM: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
+def body_timm(name: str) -> None:
+    check(TIMM[name]())
+
+
 @pytest.mark.parametrize("name", TIMM)
 def test_timm(ranks: RankFactory, name: str) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed (third-party requirements)")
     if name not in ("Lookahead", "Lookahead, k=100") and timm.__version__ != "1.0.31":
         pytest.skip(f"timm {timm.__version__} has not been read, so nothing of it is deferred")
-    check(ranks, "timm", name)
-
-
-GROUPS: dict[str, dict[str, Callable[[], Case]]] = {
-    "known": KNOWN,
-    "right": RIGHT,
-    "timm": TIMM,
-}
+    ranks(2).run(body_timm, name)
 
 
 # ---- a tensor among the settings --------------------------------------------------------------
@@ -385,7 +374,9 @@ def test_tensors_among_the_settings_are_those_of_the_step(ranks: RankFactory) ->
 # ---- drop-in ----------------------------------------------------------------------------------
 
 
-def body_parameter_names() -> None:
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks()
+def test_parameter_names_are_where_horovod_has_them() -> None:
     model = model_of_matrices()
     optimizer: Any = hvd.DistributedOptimizer(
         sgd(model.parameters()), named_parameters=model.named_parameters()
@@ -398,11 +389,9 @@ def body_parameter_names() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_parameter_names_are_where_horovod_has_them(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_parameter_names)
-
-
-def body_backward_passes(adasum: bool) -> None:
+@pytest.mark.parametrize("adasum", [False, True], ids=["average", "adasum"])
+@on_ranks()
+def test_the_number_of_passes_is_where_horovod_has_it(adasum: bool) -> None:
     model = nn.Linear(3, 1, dtype=torch.float64)
     optimizer: Any = hvd.DistributedOptimizer(
         sgd(model.parameters()), model.named_parameters(), op=hvd.Adasum if adasum else hvd.Average
@@ -423,15 +412,9 @@ def body_backward_passes(adasum: bool) -> None:
         optimizer.backward_passes_per_step = 0
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("adasum", [False, True], ids=["average", "adasum"])
-def test_the_number_of_passes_is_where_horovod_has_it(
-    ranks: RankFactory, size: int, adasum: bool
-) -> None:
-    ranks(size).run(body_backward_passes, adasum)
-
-
-def body_sparse_adam(closure: bool) -> dict[str, Any]:
+@pytest.mark.parametrize("closure", [False, True])
+@on_ranks(2)
+def test_sparse_adam_with_gradients_that_travel_dense(closure: bool) -> None:
     """Rows that both ranks, one rank or nobody looks up; gradients travel as dense ones."""
     results, deferred = [], []
     for distributed in (True, False):
@@ -465,11 +448,6 @@ def body_sparse_adam(closure: bool) -> dict[str, Any]:
             if distributed and step >= 3:
                 deferred.append(optimizer.overlap_report().deferred_parameters)
         results.append({"table": table.weight.detach().clone()})
-    return {"difference": largest_difference(*results), "deferred": set(deferred) == {1}}
-
-
-@pytest.mark.parametrize("closure", [False, True])
-def test_sparse_adam_with_gradients_that_travel_dense(ranks: RankFactory, closure: bool) -> None:
-    for seen in ranks(2).run(body_sparse_adam, closure):
-        assert seen["difference"] <= TOLERANCE
-        assert seen["deferred"] or closure
+    seen = {"difference": largest_difference(*results), "deferred": set(deferred) == {1}}
+    assert seen["difference"] <= TOLERANCE
+    assert seen["deferred"] or closure

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import new_job
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from torch import Tensor, nn
 
@@ -50,7 +52,8 @@ def check(seen: Tensor, wanted: Tensor, rtol: float = 1e-12) -> None:
     torch.testing.assert_close(seen, wanted, rtol=rtol, atol=0)
 
 
-def body_scaler() -> float:
+@on_ranks(2)
+def test_grad_scaler_without_ritual() -> None:
     model = linear()
     start = model.weight.detach().clone()
     optimizer = wrapped(model)
@@ -64,14 +67,11 @@ def body_scaler() -> float:
         scaler.step(optimizer)
         scaler.update()
     check(model.weight.data, start - 4 * LR * mean_gradient())
-    return scaler.get_scale()
+    assert scaler.get_scale() == 4.0
 
 
-def test_grad_scaler_without_ritual(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_scaler) == [4.0, 4.0]
-
-
-def body_identity() -> dict[str, bool]:
+@on_ranks(2)
+def test_the_wrapped_optimizer_is_still_the_users() -> None:
     model = linear()
     inner = torch.optim.Adam(model.parameters(), lr=LR, fused=True)
     model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()  # the same on all ranks
@@ -86,7 +86,7 @@ def body_identity() -> dict[str, bool]:
         optimizer.step()
         optimizer.zero_grad()
     again = pickle.loads(pickle.dumps(optimizer))
-    return {
+    seen = {
         "same object": optimizer is inner,
         "instance": isinstance(optimizer, torch.optim.Adam),
         "state kept": float(optimizer.state_dict()["state"][0]["step"]) == 4,
@@ -95,14 +95,11 @@ def body_identity() -> dict[str, bool]:
         "pickles as its class": type(again) is torch.optim.Adam,
         "copies as its class": type(copy.deepcopy(optimizer)) is torch.optim.Adam,
     }
+    assert all(seen.values()), seen
 
 
-def test_the_wrapped_optimizer_is_still_the_users(ranks: RankFactory) -> None:
-    for seen in ranks(2).run(body_identity):
-        assert all(seen.values()), seen
-
-
-def body_sparse() -> None:
+@on_ranks(2)
+def test_sparse_gradients() -> None:
     for optimizer, as_dense in (("SGD", False), ("SparseAdam", False), ("SGD", True)):
         check_sparse(optimizer, as_dense)
 
@@ -131,11 +128,8 @@ def check_sparse(optimizer_class: str, as_dense: bool) -> None:
     check(*results, rtol=1e-9)
 
 
-def test_sparse_gradients(ranks: RankFactory) -> None:
-    ranks(2).run(body_sparse)
-
-
-def body_compressed() -> dict[str, float]:
+@on_ranks(2)
+def test_compression_rounds_what_travels() -> None:
     """Relative error of four updates by sevenths, which no format has exactly."""
     errors = {}
     for name in ("none", "fp16", "bf16"):
@@ -151,17 +145,13 @@ def body_compressed() -> dict[str, float]:
             optimizer.step()
         wanted = -4 * (hvd.size() + 1) / 2 / 7
         errors[name] = float((parameter.data / wanted - 1).abs().max())
-    return errors
+    assert errors["none"] < 1e-14
+    assert 1e-5 < errors["fp16"] < 2**-10
+    assert 1e-4 < errors["bf16"] < 2**-7
 
 
-def test_compression_rounds_what_travels(ranks: RankFactory) -> None:
-    for errors in ranks(2).run(body_compressed):
-        assert errors["none"] < 1e-14
-        assert 1e-5 < errors["fp16"] < 2**-10
-        assert 1e-4 < errors["bf16"] < 2**-7
-
-
-def body_layouts() -> None:
+@on_ranks(2)
+def test_memory_formats_and_dtypes() -> None:
     results = []
     for distributed in (True, False):
         torch.manual_seed(3)
@@ -184,11 +174,8 @@ def body_layouts() -> None:
         check(mine, alone, rtol=1e-6)
 
 
-def test_memory_formats_and_dtypes(ranks: RankFactory) -> None:
-    ranks(2).run(body_layouts)
-
-
-def body_misuse() -> dict[str, str]:
+@on_ranks(2)
+def test_gradients_in_flight_are_protected() -> None:
     errors = {}
     model = linear()
     optimizer = wrapped(model)
@@ -202,35 +189,25 @@ def body_misuse() -> dict[str, str]:
         errors[name] = str(caught.value)
     optimizer.step()
     check(model.weight.detach(), linear().weight.detach() - LR * mean_gradient())  # of one pass
-    return errors
-
-
-def test_gradients_in_flight_are_protected(ranks: RankFactory) -> None:
-    for errors in ranks(2).run(body_misuse):
-        assert "before optimizer.step()" in errors["zero_grad"]
-        assert "more than backward_passes_per_step" in errors["second backward"]
-        assert "weight" in errors["second backward"]
+    assert "before optimizer.step()" in errors["zero_grad"]
+    assert "more than backward_passes_per_step" in errors["second backward"]
+    assert "weight" in errors["second backward"]
 
 
 def body_digest(mode: dict[str, str]) -> str:
     """Of the weights after a training whose slices are ordered in this way."""
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HVD_ORDER_SLICE_BYTES": "1KiB", **mode}.items():
-            patch.setenv(name, value)
-        hvd.init()
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(5)])
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), lr=1e-2), named_parameters=model.named_parameters()
-    )
-    for _ in range(8):
-        optimizer.zero_grad()
-        model(torch.randn(4, 40) + hvd.rank()).square().mean().backward()
-        optimizer.step()
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    hvd.shutdown()
-    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    with new_job({"HVD_ORDER_SLICE_BYTES": "1KiB", **mode}):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(5)])
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=1e-2), model.named_parameters()
+        )
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(4, 40) + hvd.rank()).square().mean().backward()
+            optimizer.step()
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
 MODES = [

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory
 from torch import Tensor, nn
 
@@ -97,20 +98,6 @@ def gan_with_two_backwards(wrap: Callable[..., Any], mine: slice) -> nn.Module:
     return nn.ModuleList([generator, critic])
 
 
-def recurrent(wrap: Callable[..., Any], mine: slice) -> nn.Module:
-    """An LSTM hands the operator a list of parameters that it made when it was built."""
-    torch.manual_seed(0)
-    model = nn.LSTM(2, 5, num_layers=2, batch_first=True).double()
-    optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(rows(step)[mine].view(-1, WIDTH // 2, 2))[0].square().mean().backward()
-        optimizer.step()
-        if wrap is wrap_distributed and step >= 2:
-            check_all_deferred(optimizer)
-    return model
-
-
 def compiled_later(wrap: Callable[..., Any], mine: slice) -> nn.Module:
     """Compiled when updates are deferred already, as a function that is no module."""
     torch._dynamo.reset()
@@ -131,7 +118,7 @@ def compiled_later(wrap: Callable[..., Any], mine: slice) -> nn.Module:
 
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
-    for loop in (gan_zeroed_by_optimizers, gan_with_two_backwards, recurrent, compiled_later)
+    for loop in (gan_zeroed_by_optimizers, gan_with_two_backwards, compiled_later)
 }
 
 
@@ -155,7 +142,9 @@ def test_equals_one_process(ranks: RankFactory, name: str) -> None:
 # ---- a gradient that only other ranks have ----------------------------------------------------
 
 
-def body_absent_gradient(clear: str) -> None:
+@pytest.mark.parametrize("clear", ["never", "optimizer", "optimizer in place", "module"])
+@on_ranks(2)
+def test_a_gradient_that_only_another_rank_had(clear: str) -> None:
     """Rank 0 alone uses `branch` in the fourth step; then the others look at its gradient."""
     torch.manual_seed(1)
     trunk, branch = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
@@ -187,12 +176,8 @@ def body_absent_gradient(clear: str) -> None:
         torch.testing.assert_close(gradient.clone(), wanted)
 
 
-@pytest.mark.parametrize("clear", ["never", "optimizer", "optimizer in place", "module"])
-def test_a_gradient_that_only_another_rank_had(ranks: RankFactory, clear: str) -> None:
-    ranks(2).run(body_absent_gradient, clear)
-
-
-def body_absent_of_mixed_dtypes() -> None:
+@on_ranks(2)
+def test_absent_gradients_of_several_dtypes() -> None:
     """Rank 0 alone uses some layers in the fourth step; neighbours among them differ in dtype."""
     dtypes = [torch.float64, torch.float32, torch.float64, torch.float32, torch.float64]
     layers = nn.ModuleList(nn.Linear(2, 2, bias=False, dtype=dtype) for dtype in dtypes)
@@ -209,14 +194,11 @@ def body_absent_of_mixed_dtypes() -> None:
     assert found == used
 
 
-def test_absent_gradients_of_several_dtypes(ranks: RankFactory) -> None:
-    ranks(2).run(body_absent_of_mixed_dtypes)
-
-
 # ---- mistakes that hung or were silent --------------------------------------------------------
 
 
-def body_read_in_backward() -> str:
+@on_ranks(2)
+def test_reading_a_gradient_inside_the_backward_pass_does_not_hang() -> None:
     model = layers(WIDTH, 6, 2)
     optimizer = wrap_distributed(sgd(model), model)
     last = list(model.parameters())[-1]
@@ -226,10 +208,6 @@ def body_read_in_backward() -> str:
     hook.remove()
     optimizer.synchronize()
     optimizer.zero_grad()
-    return str(caught.value)
-
-
-def test_reading_a_gradient_inside_the_backward_pass_does_not_hang(ranks: RankFactory) -> None:
-    for message in ranks(2).run(body_read_in_backward):
-        assert "'2.bias'" in message
-        assert "register_hook" in message
+    message = str(caught.value)
+    assert "'2.bias'" in message
+    assert "register_hook" in message

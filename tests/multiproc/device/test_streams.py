@@ -13,7 +13,7 @@ from helpers.device.device_job import run_on_device
 
 pytestmark = pytest.mark.timeout(120)
 
-WAYS = [  # the usual one: tests/parity/test_matrix_on_device.py
+WAYS = [  # the usual one: tests/parity/test_matrix.py
     {"HVD_ORDER_DEBUG": "host_waits"},
     {"HVD_ORDER_AGREEMENT": "planned"},
     {"HVD_ORDER_AGREEMENT": "negotiated"},
@@ -29,13 +29,7 @@ def test_weights_are_those_of_one_process(env: dict[str, str]) -> None:
         model = network()
         device.set_delays(-1, random_us=400)
         train(model, wrapped(model), 8)
-        found = weights(model)
-        alone = network()
-        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
-        rank, size = 0, 1
-        train(alone, optimizer, 8)
-        for mine, wanted in zip(found, weights(alone)):
-            torch.testing.assert_close(mine, wanted)
+        check_weights(weights(model))
         """,
         env=env,
     )
@@ -78,9 +72,9 @@ def test_kernels_have_the_weights_of_operators() -> None:
 def test_clipping_in_flight(order: str) -> None:
     run_on_device(
         f"""
-        def clipped(model, optimizer):
+        def clipped(model, optimizer, steps):
             norms = []
-            for step in range(8):
+            for step in range(steps):
                 backward(model, optimizer, step)
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, {order})
                 norms.append(norm.cpu())
@@ -90,15 +84,10 @@ def test_clipping_in_flight(order: str) -> None:
         model = network()
         device.set_delays(-1, random_us=400)
         optimizer = wrapped(model)
-        norms = clipped(model, optimizer)
+        norms = clipped(model, optimizer, 8)
         assert optimizer.overlap_report().deferred_parameters == 8
-        found = weights(model)
-        alone = network()
-        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
-        rank, size = 0, 1
-        torch.testing.assert_close(norms, clipped(alone, optimizer))
-        for mine, wanted in zip(found, weights(alone)):
-            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+        wanted = check_weights(weights(model), clipped, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(norms, wanted)
         """,
         env={"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
     )
@@ -270,14 +259,7 @@ def test_an_optimizer_may_be_dropped_while_the_device_is_at_work() -> None:
         del optimizer
         gc.collect()
         assert running_host().models == set(), "its buffers are kept, and no other can be planned"
-        found = weights(model)
-
-        alone = network()
-        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
-        rank, size = 0, 1
-        train(alone, optimizer, 5)
-        for mine, wanted in zip(found, weights(alone)):
-            torch.testing.assert_close(mine, wanted)
+        check_weights(weights(model), steps=5)
         """
     )
 
