@@ -12,12 +12,13 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chaos.pace import TIMEOUT_S
+from helpers.processes import arguments_of, environment_of, processes
 from helpers.ranks import REPOSITORY
 
 __all__ = [
@@ -27,8 +28,6 @@ __all__ = [
     "Job",
     "JobPlan",
     "draw_job",
-    "environment_of",
-    "processes",
 ]
 
 KINDS = ("allreduce", "servers", "elastic", "tensorflow", "hosts", "pair")
@@ -134,12 +133,12 @@ class Job:
 
     def _program(self) -> list[str]:
         steps = [str(self.plan.steps), str(PACE_S)]
-        if self.plan.kind == "elastic":
-            return [sys.executable, str(_PROGRAMS / "train_elastic.py"), *steps]
         if self.plan.kind == "tensorflow":
             return [sys.executable, str(_PROGRAMS / "train_tensorflow.py"), *steps]
-        precision = "float32" if self.plan.float32 else "float64"
-        return [sys.executable, str(_PROGRAMS / "train.py"), *steps, precision]
+        how = "float32" if self.plan.float32 else "float64"
+        if self.plan.kind == "elastic":
+            how = "elastic"
+        return [sys.executable, str(_PROGRAMS / "train.py"), *steps, how]
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         outer = {
@@ -334,10 +333,7 @@ def _heed_interrupts() -> None:
 
 
 def _role(pid: int, values: Mapping[str, str]) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
+    words = arguments_of(pid)
     if "hvd_order.servers.process.process" in words:
         return "server"
     if any(Path(word).name.startswith("train") for word in words[1:3]) and "RANK" in values:
@@ -345,28 +341,3 @@ def _role(pid: int, values: Mapping[str, str]) -> str:
     if "run" in words and "hvd_order.tools.cli" in words:
         return "launcher"
     return ""
-
-
-def processes() -> Iterator[int]:
-    """Those of this namespace that are no zombies."""
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and _is_alive(int(name)):
-            yield int(name)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
-    return {name: value for name, _, value in pairs if name}

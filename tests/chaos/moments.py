@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 
 from chaos.jobs import Job
+from helpers.flags import comes_true
 
 __all__ = ["FIRST_STEP", "PATIENCE_S", "PHASES", "Moment", "draw_moment"]
 
 PHASES = ("import", "init", "first", "steady", "shutdown")
 FIRST_STEP = 5  # the training is in its steady state
 PATIENCE_S = 90.0  # for a moment to come, on a machine that is busy
-_LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,9 @@ class Moment:
 
     def wait(self, job: Job) -> bool:
         """Waits for it. False: the job has ended before; or nothing moves for very long."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._is_there(job):
-            if job.is_over() or time.monotonic() > deadline:
-                return False
-            time.sleep(_LOOK_S)
+        comes_true(lambda: job.is_over() or self._is_there(job), PATIENCE_S)
+        if not self._is_there(job):
+            return False
         time.sleep(self.delay_s)
         return not job.is_over()
 

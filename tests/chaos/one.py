@@ -15,14 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.faults.bound import bound_s
-from chaos.faults.fault import Fault
+from chaos.faults.fault import Fault, bound_s
 from chaos.faults.strangers import listening
 from chaos.invariants import Judgement, judge, left_in
-from chaos.jobs import OTHER_PORT, HostsJob, Job, environment_of, processes
+from chaos.jobs import OTHER_PORT, HostsJob, Job
 from chaos.moments import PATIENCE_S
 from chaos.pace import TIMEOUT_S
 from chaos.plans import MOST, Plan, draw_plan
+from helpers.flags import comes_true
+from helpers.processes import arguments_of, environment_of, processes
 
 __all__ = ["run_plan"]
 
@@ -113,12 +114,8 @@ def run_plan(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def _wait_for_commit(job: Job, restarts: int) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not job.has_new_commit(restarts):
-        if job.is_over() or time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_S)
-    return True
+    comes_true(lambda: job.is_over() or job.has_new_commit(restarts), PATIENCE_S)
+    return job.has_new_commit(restarts)
 
 
 def _wait(
@@ -142,7 +139,7 @@ def _wait(
         time.sleep(_LOOK_S)
     if over_at is None:
         return True, []
-    said = [f"{pid} {_command_of(pid)}" for pid in _left_running(jobs, there | still)]
+    said = [f"{pid} {' '.join(arguments_of(pid))}" for pid in _left_running(jobs, there | still)]
     return False, [f"orphans: {said}"] if said else []
 
 
@@ -157,13 +154,6 @@ def _left_running(jobs: list[Job], others: set[int]) -> list[int]:
 
 def _folder_of(pid: int) -> str | None:
     return environment_of(pid).get("CHAOS_FOLDER")
-
-
-def _command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    except OSError:
-        return "(gone)"
 
 
 def _left(job: Job) -> list[str]:

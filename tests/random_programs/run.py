@@ -32,10 +32,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
     parser.add_argument("--jobs", type=int, default=JOBS, help="programs at a time")
-    parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--each", action="store_true", help="every action in a plain program")
     parser.add_argument("--only", default="", help="with --each: these actions, with commas")
-    parser.add_argument("--without", default="", help="actions to leave out, with commas")
     parser.add_argument("--at-once", action="store_true", help="without deferred updates")
     parser.add_argument("--split", action="store_true", help="with split all-reduces")
     parser.add_argument("--same-rows", action="store_true", help="against plain programs alone")
@@ -53,8 +51,7 @@ def main() -> None:
             failed = try_each(judges, options.jobs, set(filter(None, options.only.split(","))))
         else:
             seeds = range(options.seed, options.seed + options.count)
-            survey = Survey(judges, not options.no_shrink, set(options.without.split(",")))
-            failed = survey.run(seeds, options.jobs)
+            failed = Survey(judges).run(seeds, options.jobs)
     finally:
         judges.close()
     sys.exit(int(failed))
@@ -112,10 +109,8 @@ def try_each(judges: Judges, jobs: int, names: set[str]) -> bool:
 class Survey:
     """Many programs, several at a time."""
 
-    def __init__(self, judges: Judges, shrink: bool, without: set[str]) -> None:
+    def __init__(self, judges: Judges) -> None:
         self._judges = judges
-        self._shrink = shrink
-        self._without = without
         self._lock = threading.Lock()
         self._kinds: Counter[str] = Counter()
         self._known: dict[str, set[str]] = {}
@@ -139,7 +134,7 @@ class Survey:
             self._try(seed)
 
     def _try(self, seed: int) -> None:
-        program = leave_out(program_from(seed), self._without)
+        program = program_from(seed)
         verdict = self._judges.judge(program)
         words = unusual(program)
         with self._lock:
@@ -148,13 +143,13 @@ class Survey:
                 self._tell()
             if verdict.kind == "equal":
                 return
-            if verdict.kind == "FAILED" and self._shrink:
+            if verdict.kind == "FAILED":
                 like = next((line for line, some in self._known.items() if some <= words), None)
                 if like is not None:
                     print(f"{seed} FAILED, perhaps as [{like}]: {program}\n", flush=True)
                     return
                 print(f"{seed} as drawn: {program}\n    {verdict.text[:300]}\n", flush=True)
-        if verdict.kind == "FAILED" and self._shrink:
+        if verdict.kind == "FAILED":
             program, verdict = shortest(self._judges.judge, program, verdict)
         with self._lock:
             if verdict.kind == "FAILED":
@@ -165,14 +160,6 @@ class Survey:
         seconds = time.monotonic() - self._begun
         rate = self._kinds.total() / seconds
         print(f"{dict(self._kinds)}, {seconds:.0f} s, {rate:.2f} programs/s", flush=True)
-
-
-def leave_out(program: Program, names: set[str]) -> Program:
-    first, *steps = (
-        tuple(call for call in calls if call.name not in names)
-        for calls in (program.first, *program.steps)
-    )
-    return Program(program.setup, first, tuple(steps))
 
 
 def unusual(program: Program) -> set[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from chaos.jobs import Job, JobPlan
 from chaos.moments import Moment
+from chaos.pace import BUSY, TIMEOUT_S
 
 __all__ = [
     "EITHER",
@@ -18,6 +20,7 @@ __all__ = [
     "RUNNING",
     "Fault",
     "OnRole",
+    "bound_s",
     "draw_role",
     "named",
     "send_signal",
@@ -25,6 +28,8 @@ __all__ = [
 
 GOES_ON, ENDS, EITHER = "goes on", "ends", "either"
 RUNNING = ("first", "steady", "steady")
+_MARGIN_S = 15.0  # for processes to notice and end, on a machine that is not busy
+_GOING_ON_S = 30.0  # for the rest of a training that goes on, with new starts
 
 
 def named(role: str) -> str:
@@ -126,3 +131,9 @@ class OnRole(Fault):
 def draw_role(numbers: random.Random, plan: JobPlan) -> str:
     roles = [f"rank {rank}" for rank in range(plan.ranks)]
     return numbers.choice([*roles, *(f"server {number}" for number in range(plan.servers))])
+
+
+def bound_s(faults: Sequence[Fault]) -> float:
+    """Seconds from the last fault in which all must have ended, as busy as the machine is now."""
+    work_s = _MARGIN_S + (_GOING_ON_S if any(f.must == GOES_ON for f in faults) else 0.0)
+    return 2 * TIMEOUT_S + max((f.slow_end for f in faults), default=0.0) + work_s * BUSY

@@ -9,8 +9,9 @@ import time
 
 from chaos.faults import strangers
 from chaos.faults.fault import EITHER, ENDS, GOES_ON, RUNNING, Fault, named
-from chaos.jobs import HostsJob, Job, JobPlan, environment_of
+from chaos.jobs import HostsJob, Job, JobPlan
 from chaos.moments import PHASES, Moment, draw_moment
+from helpers.processes import environment_of
 
 __all__ = ["Cut", "Flap", "Reset", "Slow", "Stranger"]
 

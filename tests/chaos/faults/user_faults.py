@@ -7,8 +7,7 @@ import re
 import time
 from typing import ClassVar
 
-from chaos.faults.bound import bound_s
-from chaos.faults.fault import ENDS, GOES_ON, RUNNING, Fault, named
+from chaos.faults.fault import ENDS, GOES_ON, RUNNING, Fault, bound_s, named
 from chaos.jobs import Job, JobPlan
 from chaos.moments import Moment, draw_moment
 from chaos.pace import TIMEOUT_S

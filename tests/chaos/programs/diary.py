@@ -1,7 +1,7 @@
 """What a rank writes down while it trains, for the campaign to read; and how it is made odd.
 
 A file a rank in the folder CHAOS_FOLDER, a line an entry: "import", "init", "up", "step 7",
-"trained", "end"; "begins 5" and "commit" where the job is elastic. Imported before everything
+"trained", "end"; "begins 5"; and "commit" where the job is elastic. Imported before everything
 else: faults strike while a rank imports as well.
 """
 

@@ -1,14 +1,18 @@
-"""The training of all-reduce and server jobs: ``train.py STEPS PACE_S float32|float64``."""
+"""The training of jobs with PyTorch: ``train.py STEPS PACE_S float32|float64|elastic``."""
 
 from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 from chaos.programs.diary import Diary, become_odd
 
+COMMIT_EVERY = 5
 
-def main(steps: int, pace_s: float, precision: str) -> None:
+
+def main(steps: int, pace_s: float, how: str) -> None:
     become_odd()
     diary = Diary()
     diary.note("import")
@@ -21,21 +25,34 @@ def main(steps: int, pace_s: float, precision: str) -> None:
     hvd.init()
     diary.note("up")
     torch.set_num_threads(1)
-    model = small_model().to(getattr(torch, precision))
+    dtype = torch.float32 if how == "float32" else torch.float64
+    model = small_model().to(dtype)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=problem.LEARNING_RATE, momentum=problem.MOMENTUM),
         named_parameters=model.named_parameters(),
     )
-    for step in range(steps):
-        x, y = (
-            torch.from_numpy(rows).to(getattr(torch, precision))
-            for rows in problem.batch(step, hvd.rank(), hvd.size())
-        )
-        optimizer.zero_grad()
-        (model(x).squeeze(1) - y).square().mean().backward()
-        optimizer.step()
-        diary.note(f"step {step + 1}")
-        time.sleep(pace_s)
+
+    def train(state: Any) -> None:
+        diary.note(f"begins {state.step}")
+        while state.step < steps:
+            x, y = (
+                torch.from_numpy(rows).to(dtype)
+                for rows in problem.batch(state.step, hvd.rank(), hvd.size())
+            )
+            optimizer.zero_grad()
+            (model(x).squeeze(1) - y).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            diary.note(f"step {state.step}")
+            if how == "elastic" and state.step % COMMIT_EVERY == 0:
+                state.commit()
+                diary.note("commit")
+            time.sleep(pace_s)
+
+    if how == "elastic":
+        hvd.elastic.run(train)(hvd.elastic.TorchState(model, optimizer, step=0))
+    else:
+        train(SimpleNamespace(step=0))
     optimizer.flush()
     diary.keep([p.detach().numpy() for p in model.parameters()])
     diary.note("trained")
