@@ -10,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.flags import wait_until
+from helpers.processes import environment_of, is_running, processes
 from helpers.ranks import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY))
@@ -63,30 +65,11 @@ def output(hosts: EmulatedHosts, host: int, source: str) -> Any:
 
 def marked(owner: int) -> list[int]:
     """Processes of the hosts of `owner`, by the mark in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(x.startswith(b"EMULATED_HOSTS_OWNER=") and f"-{owner}-".encode() in x
-               for x in variables):  # fmt: skip
-            found.append(int(path.parent.name))
-    return found
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_until(true: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(0.02)
+    return [
+        pid
+        for pid in processes()
+        if f"-{owner}-" in environment_of(pid).get("EMULATED_HOSTS_OWNER", "")
+    ]
 
 
 # ---- apart from each other
@@ -395,8 +378,8 @@ def test_close_ends_even_what_ignores_signals_and_has_dropped_the_mark(working: 
         stubborn = one.popen(0, command, stdout=subprocess.PIPE, text=True)
         with stubborn.stdout:
             pids = [int(pid) for pid in stubborn.stdout.readline().split()]
-        assert all(runs(pid) for pid in pids)
-    assert not any(runs(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     assert stubborn.returncode == -signal.SIGKILL
     one.close()  # a second time
 
@@ -428,10 +411,10 @@ def start_owner() -> tuple[subprocess.Popen[str], list[int]]:
 
 def test_a_killed_owner_takes_its_hosts_along(working: None) -> None:
     owner, pids = start_owner()
-    assert all(runs(pid) for pid in pids)
+    assert all(is_running(pid) for pid in pids)
     owner.kill()
     owner.wait()
-    wait_until(lambda: not any(runs(pid) for pid in pids), "guardian and commands ended")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "guardian and commands ended")
     wait_until(lambda: not marked(owner.pid), "switch and hosts ended")
 
 
@@ -440,9 +423,9 @@ def test_the_next_start_ends_what_is_left_when_the_guardian_was_killed_too(worki
     os.kill(watching, signal.SIGKILL)
     owner.kill()
     owner.wait()
-    assert all(runs(pid) for pid in left)
+    assert all(is_running(pid) for pid in left)
     with EmulatedHosts(count=1, rate_mbit=RATE):
-        assert not any(runs(pid) for pid in left)
+        assert not any(is_running(pid) for pid in left)
         assert marked(owner.pid) == []
 
 
@@ -451,10 +434,10 @@ def test_a_start_leaves_the_hosts_of_living_owners_alone(working: None) -> None:
     with EmulatedHosts(count=2, rate_mbit=RATE) as hosts:  # same names, same addresses
         (rate,) = received_mbit(hosts, [(0, 1)], 2_000_000)
         assert rate > 0.5 * RATE
-    assert all(runs(pid) for pid in pids)
+    assert all(is_running(pid) for pid in pids)
     owner.terminate()
     owner.wait()
-    wait_until(lambda: not any(runs(pid) for pid in pids), "the other's hosts ended")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the other's hosts ended")
 
 
 # ---- the command

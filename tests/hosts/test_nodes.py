@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.launching import run_cli
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,15 +19,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.torch.nodes_measure import exposed_seconds  # noqa: E402
 
-BENCH = [sys.executable, "-m", "hvd_order.tools.cli", "bench"]
-
 
 def compared(out: Path, *options: str) -> dict[str, Any]:
     """The result file of the command with a small model on the CPU."""
-    done = subprocess.run(
-        [*BENCH, "--device", "cpu", "--models", "small_cnn", *options, "--out", out],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    done = run_cli(
+        "bench", "--device", "cpu", "--models", "small_cnn", *options, "--out", out, timeout=280
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     document: dict[str, Any] = json.loads(out.read_text("utf-8"))
     assert document["settings"]["ranks"] == 2
@@ -60,7 +58,7 @@ def test_ranks_on_emulated_hosts_have_links_of_the_rate(tmp_path: Path) -> None:
 
 
 def test_help_shows_the_options_of_both_forms() -> None:
-    done = subprocess.run([*BENCH, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = run_cli("bench", "--help")
     assert done.returncode == 0
     assert "--buckets-mib" in done.stdout  # emulated durations
     assert "--precision" in done.stdout  # real models
@@ -78,11 +76,8 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
 @pytest.mark.timeout(120)
 def test_a_model_of_a_library_that_is_missing_names_it(tmp_path: Path) -> None:
     (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name='torchvision')")
-    done = subprocess.run(
-        [*BENCH, "-np", "1", "--device", "cpu", "--models", "resnet50"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-    )  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = run_cli("bench", "-np", 1, "--device", "cpu", "--models", "resnet50", env=env)
     assert done.returncode != 0
     assert "resnet50 needs torchvision; install it with: pip install torchvision" in (
         done.stdout + done.stderr

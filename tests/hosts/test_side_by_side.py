@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.launching import run_cli
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -21,6 +21,10 @@ PARAMETERS = {  # as published, in millions
 }  # fmt: skip
 
 
+# And a fast link: these are about the machinery.
+UNTUNED = ["--env", "HVD_ORDER_TUNE=0"]
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_profiles_have_the_published_sizes(name: str) -> None:
     profile = PROFILES[name]()
@@ -32,12 +36,7 @@ def test_profiles_have_the_published_sizes(name: str) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(why_not() is not None, reason=f"no emulated hosts here: {why_not()}")
 def test_the_comparison_runs() -> None:
-    # A fast link, and no trials of slice sizes: this is about the machinery.
-    command = [
-        sys.executable, "-m", "hvd_order.tools.cli", "bench", "--quick", "--name", "quick_test",
-        "--rate-mbit", "4000", "--env", "HVD_ORDER_TUNE=0",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_cli("bench", "--quick", "--name", "quick_test", "--rate-mbit", 4000, *UNTUNED)
     assert done.returncode == 0, done.stderr
     path = ROOT / "out" / "results" / "quick_test.json"
     cells = json.loads(path.read_text())["raw"]["cells"]
@@ -58,13 +57,11 @@ def test_the_comparison_runs() -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(why_not() is not None, reason=f"no emulated hosts here: {why_not()}")
 def test_the_comparison_runs_with_clipping() -> None:
-    command = [
-        sys.executable, "-m", "hvd_order.tools.cli", "bench", "--name", "clip_test", "--clip",
-        "--models", "densenet121", "--rate-mbit", "4000", "--rounds", "1", "--steps", "2",
-        "--systems", "ddp_tuned", "hvd_order", "--buckets-mib", "5",
-        "--env", "HVD_ORDER_TUNE=0",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_cli(
+        "bench", "--name", "clip_test", "--clip", "--models", "densenet121", "--rate-mbit", 4000,
+        "--rounds", 1, "--steps", 2, "--systems", "ddp_tuned", "hvd_order", "--buckets-mib", 5,
+        *UNTUNED,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "densenet121, clipped at norm 1: optimum" in done.stdout
     (cell,) = json.loads((ROOT / "out/results/clip_test.json").read_text())["raw"]["cells"]

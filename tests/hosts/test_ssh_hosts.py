@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.flags import comes_true
 from helpers.launching import Job, launcher, no_interface_chosen, write_script
+from helpers.processes import arguments_of, processes
 from helpers.ranks import REPOSITORY
 from helpers.training import elastic_training, tutorial
 
@@ -98,24 +100,20 @@ def on_host(hosts: EmulatedHosts, host: int, command: list[str]) -> Job:
 def running_on(hosts: EmulatedHosts, host: int, word: str) -> list[int]:
     """Processes on a host with this argument."""
     theirs = os.readlink(f"/proc/{hosts._hosts[host].pid}/ns/net")
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            here = os.readlink(path / "ns" / "net") == theirs
-            if here and word.encode() in (path / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-        except OSError:
-            continue  # it has ended
-    return found
+    found = [pid for pid in processes() if word in arguments_of(pid)]
+    return [pid for pid in found if network_of(pid) == theirs]
+
+
+def network_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""  # it has ended
 
 
 def nothing_left(hosts: EmulatedHosts, word: str) -> bool:
     """Whether within ten seconds no host has such a process."""
-    for _ in range(100):
-        if not any(running_on(hosts, host, word) for host in range(COUNT)):
-            return True
-        time.sleep(0.1)
-    return False
+    return comes_true(lambda: not any(running_on(hosts, h, word) for h in range(COUNT)), 10)
 
 
 SUMS = """
