@@ -23,6 +23,7 @@ from hvd_order import __version__
 from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 from hvd_order.launch.options import add_options, request_from
 from hvd_order.launch.run import run
+from hvd_order.tools.cli.parser import CommandParser, nearest
 
 __all__ = ["main"]
 
@@ -57,6 +58,12 @@ def _main(arguments: list[str]) -> int:
         return _demo(arguments[1:])
     if arguments[:1] == ["bench"]:
         return _bench(arguments[1:])
+    known = {**_COMMANDS, **_WITH_OWN_PARSER}
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        raise InvalidUsage(
+            f"there is no command {arguments[0]!r}{nearest(arguments[0], known)}; "
+            "`hvd-order --help` lists all, and `hvd-order run` starts a program"
+        )
     parser = _parser()
     parsed = parser.parse_args(arguments)
     if parsed.subcommand is None:
@@ -73,7 +80,7 @@ def _reader_has_ended() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="hvd-order",
         description="Ordered, preemptible communication for data-parallel training.",
     )
