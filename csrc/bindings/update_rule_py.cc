@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/element_sum.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
-#include "base/element_sum.h"
 #include "servers/arithmetic/update_rule.h"
 
 namespace py = pybind11;

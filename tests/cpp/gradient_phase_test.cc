@@ -26,11 +26,11 @@ constexpr bool isStep(std::initializer_list<GradientEvent> events) {
 } // namespace
 
 TEST(aStepEndsWhereItBegan) {
-  CHECK(isStep({SEND, SUM, BEGIN}));                       // updated at once
-  CHECK(isStep({SEND, DEFER, SUM, UPDATE, BEGIN}));        // by its reader
-  CHECK(isStep({SEND, SUM, DEFER, UPDATE, BEGIN}));        // read before step(), then by its reader
-  CHECK(isStep({BEGIN}));                                  // nothing was sent
-  CHECK(isStep({SEND, SEND, SUM, BEGIN}));                 // given up
+  CHECK(isStep({SEND, SUM, BEGIN}));                // updated at once
+  CHECK(isStep({SEND, DEFER, SUM, UPDATE, BEGIN})); // by its reader
+  CHECK(isStep({SEND, SUM, DEFER, UPDATE, BEGIN})); // read before step(), then by its reader
+  CHECK(isStep({BEGIN}));                           // nothing was sent
+  CHECK(isStep({SEND, SEND, SUM, BEGIN}));          // given up
 }
 
 TEST(noGradientIsLostOrUsedEarly) {

@@ -43,11 +43,11 @@ constexpr std::optional<GradientPhase> nextPhase(GradientPhase phase, GradientEv
   using enum GradientPhase;
   // SEND, SUM, DEFER, UPDATE, BEGIN
   constexpr std::array<Row, kGradientPhases> kTable{{
-      {SENT, kNever, kNever, kNever, WAITING},   // WAITING
-      {SENT, SUMMED, DEFERRED, kNever, kNever},  // SENT
-      {kNever, kNever, DUE, kNever, WAITING},    // SUMMED
-      {kNever, DUE, kNever, kNever, kNever},     // DEFERRED
-      {kNever, kNever, kNever, SUMMED, kNever},  // DUE
+      {SENT, kNever, kNever, kNever, WAITING},  // WAITING
+      {SENT, SUMMED, DEFERRED, kNever, kNever}, // SENT
+      {kNever, kNever, DUE, kNever, WAITING},   // SUMMED
+      {kNever, DUE, kNever, kNever, kNever},    // DEFERRED
+      {kNever, kNever, kNever, SUMMED, kNever}, // DUE
   }};
   return kTable[static_cast<std::size_t>(phase)][static_cast<std::size_t>(event)];
 }
