@@ -524,6 +524,7 @@ import torch
 import hvd_order.torch as hvd
 
 hvd.init()
+torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(),
