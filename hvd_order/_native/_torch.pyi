@@ -284,6 +284,10 @@ class GradientEvent:
     DEFER: GradientEvent
     UPDATE: GradientEvent
     BEGIN: GradientEvent
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
 class GradientEntry:
     """The part of a parameter entry that hooks need."""
