@@ -20,6 +20,7 @@ import functools
 import inspect
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -77,11 +78,17 @@ class RanksHung(AssertionError):  # noqa: N818  (says what happened)
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of this host that nobody listens on just now.
+
+    It is below those that Linux gives to outgoing connections: one of these could take it before
+    the program that it is for.
+    """
+    draw = random.SystemRandom()
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", draw.randrange(20_000, 32_768)))
+            port: int = probe.getsockname()[1]
+            return port
 
 
 def rank_environment(
