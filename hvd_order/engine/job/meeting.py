@@ -230,7 +230,8 @@ class _Meeting:
                 )
             if self._info.rank == 0:  # the others wait for the same ranks
                 _log.warning("init(): rank 0 waits for %s", self._missing())
-            self._next_notice = self._begin + next(self._notices)
+            passed_s = time.monotonic() - self._begin
+            self._next_notice = self._begin + next(s for s in self._notices if s > passed_s)
         text = self._ask(lambda: self._store.get(key))
         try:
             return Card.from_text(text)
