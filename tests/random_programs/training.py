@@ -359,7 +359,8 @@ def cast_with_gradients(world: World, number: int) -> None:
 def keep_gradient(world: World, number: int) -> None:
     """Taken before step(), looked at right after it.
 
-    Who keeps it longer sees later gradients: it is a view of the buffer (README, "Memory").
+    Who keeps it longer sees later gradients: it is a view of the buffer
+    (docs/guides/training.md, "Memory").
     """
     gradient = world.parameter(number).grad
     if gradient is not None:
