@@ -150,7 +150,7 @@ demo: build
 
 # Strict: a broken link, or a page that the navigation lacks, is an error.
 docs: $(DOCS_STAMP)
-	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --quiet
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build
 	@echo out/site/index.html
 
 # A minute. The versions of the lock files stay where they fit, so a changed pin changes little else.
