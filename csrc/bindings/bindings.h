@@ -15,6 +15,7 @@ void bindDelayOrder(pybind11::module_& m);
 void bindUpdateRule(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
+void bindOwners(pybind11::module_& m);
 void bindParameters(pybind11::module_& m);
 void bindValues(pybind11::module_& m);
 void bindConnections(pybind11::module_& m);

@@ -137,11 +137,19 @@ void bindGradients(py::module_& m) {
       .def("unlock_gradient", [](GradientEntry& entry) { entry.gradientLock.open(); })
       .def(
           "lock_parameter",
-          [](GradientEntry& entry, const at::Tensor& parameter) {
+          [](GradientEntry& entry, const at::Tensor& parameter,
+             const std::vector<at::Tensor>& state) {
             entry.parameterLock.close(parameter);
+            for (const at::Tensor& tensor : state) {
+              entry.stateLocks.emplace_back().message = entry.parameterLock.message;
+              entry.stateLocks.back().close(tensor);
+            }
           },
-          py::arg("parameter"))
-      .def("unlock_parameter", [](GradientEntry& entry) { entry.parameterLock.open(); });
+          py::arg("parameter"), py::arg("state"))
+      .def("unlock_parameter", [](GradientEntry& entry) {
+        entry.parameterLock.open();
+        entry.stateLocks.clear();
+      });
   py::class_<GradientSender, std::shared_ptr<GradientSender>>(
       m, "GradientSender", py::module_local(), "Sends the gradients of one optimizer.")
       .def(

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_torch, m) {
   hvd_order::bindOpGradientQueue(m);
   hvd_order::bindTransports(m);
   hvd_order::bindGradients(m);
+  hvd_order::bindOwners(m);
   hvd_order::bindParameters(m);
   hvd_order::bindValues(m);
   hvd_order::bindUpdateRule(m);

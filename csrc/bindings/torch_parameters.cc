@@ -1,102 +1,23 @@
-// Protection of a deferred update from the code that could observe it: detection of references to
-// a parameter's memory, a lock on that memory, interception of its readers in Python, and a clean
-// thread state for the update itself.
+// Protection of a deferred update from the code that could observe it: interception of a
+// parameter's readers in Python, and a clean thread state for the update itself.
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "bindings/bindings.h"
-#include "torch/gradients/owners.h"
 
 namespace py = pybind11;
 
 namespace hvd_order {
 
 namespace {
-
-// ---- references to a parameter ---------------------------------------------------------------
-
-enum class Reach { SHARED, HELD, FOREIGN };
-
-// What else reaches a parameter's memory.
-std::optional<Reach> reachOf(PyObject* object) {
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
-    return Reach::FOREIGN;
-  }
-  // The Python object, and the node that accumulates the gradient while a graph has it.
-  const bool hasNode = torch::autograd::impl::try_get_grad_accumulator(tensor) != nullptr;
-  if (tensor.use_count() != (hasNode ? 2 : 1)) {
-    return Reach::HELD;
-  }
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  if (ownersOf(*storage) != 1) {
-    return Reach::SHARED;
-  }
-  return isOurs(*storage) ? std::nullopt : std::optional(Reach::FOREIGN);
-}
-
-// Of each parameter, by its place.
-std::map<std::size_t, Reach> reached(const py::sequence& parameters) {
-  std::map<std::size_t, Reach> found;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (const auto reach = reachOf(py::object(parameters[i]).ptr())) {
-      found.emplace(i, *reach);
-    }
-  }
-  return found;
-}
-
-bool isPrivateValue(PyObject* value) {
-  if (!THPVariable_Check(value)) {
-    return true; // numbers do not change, and no known optimizer keeps containers of tensors
-  }
-  const at::Tensor& tensor = THPVariable_Unpack(value);
-  return Py_REFCNT(value) == 1 && tensor.use_count() == 1 &&
-      (!tensor.has_storage() || ownersOf(*tensor.storage().unsafeGetStorageImpl()) == 1);
-}
-
-// For each parameter, whether only the optimizer refers to the parameter's state.
-std::vector<bool> statePrivate(const py::object& optimizer, const py::sequence& parameters) {
-  const py::object attributes =
-      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(optimizer.ptr(), nullptr));
-  PyObject* state = PyDict_GetItemString(attributes.ptr(), "state");
-  if (state == nullptr || !PyDict_Check(state) || Py_REFCNT(state) != 1) {
-    return std::vector<bool>(parameters.size(), false);
-  }
-  std::vector<bool> found;
-  found.reserve(parameters.size());
-  for (const py::object parameter : parameters) {
-    PyObject* kept = PyDict_GetItemWithError(state, parameter.ptr());
-    if (kept == nullptr) {
-      if (PyErr_Occurred() != nullptr) {
-        throw py::error_already_set();
-      }
-      found.push_back(true);
-      continue;
-    }
-    bool isPrivate = PyDict_Check(kept) && Py_REFCNT(kept) == 1;
-    PyObject* key = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t place = 0;
-    while (isPrivate && PyDict_Next(kept, &place, &key, &value) != 0) {
-      isPrivate = isPrivateValue(value);
-    }
-    found.push_back(isPrivate);
-  }
-  return found;
-}
 
 // ---- the clean thread state ------------------------------------------------------------------
 
@@ -180,16 +101,6 @@ py::cpp_function torchFunction(const py::function& before) {
 } // namespace
 
 void bindParameters(py::module_& m) {
-  py::enum_<Reach>(m, "Reach", py::module_local(), "Who else reaches a tensor's memory.")
-      .value("SHARED", Reach::SHARED, "Another tensor, array or storage as well.")
-      .value("HELD", Reach::HELD, "C++ holds the tensor itself.")
-      .value("FOREIGN", Reach::FOREIGN, "Whoever has allocated the memory, which torch has not.");
-  m.def(
-      "reached", &reached, py::arg("parameters"),
-      "Who else reaches the memory of parameters, by their places.");
-  m.def(
-      "state_private", &statePrivate, py::arg("optimizer"), py::arg("parameters"),
-      "For each parameter, whether nobody but the optimizer has what it keeps about it.");
   m.def(
       "torch_function", &torchFunction, py::arg("before"),
       "A __torch_function__ that calls before(func, types, args, kwargs), then the function: with "

@@ -336,11 +336,11 @@ class GradientEntry:
     def unlock_gradient(self) -> None:
         """Makes the memory of `gradient` accessible again."""
 
-    def lock_parameter(self, parameter: torch.Tensor) -> None:
-        """Makes every access to the parameter's memory raise, until it is unlocked."""
+    def lock_parameter(self, parameter: torch.Tensor, state: Sequence[torch.Tensor]) -> None:
+        """Makes every access to the memory of a parameter, and of some of its state, raise."""
 
     def unlock_parameter(self) -> None:
-        """Makes the parameter's memory accessible again."""
+        """Makes what `lock_parameter` has locked accessible again."""
 
 @final
 class GradientSender:
@@ -557,8 +557,42 @@ class Reach:
 def reached(parameters: Sequence[torch.Tensor]) -> dict[int, Reach]:
     """The places of parameters whose memory something else reaches, and what that is."""
 
-def state_private(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[bool]:
-    """For each parameter, whether only the optimizer holds the state that it keeps about it."""
+def find_kept(
+    objects: list[Any], parameters: Sequence[torch.Tensor], guarded: type
+) -> list[tuple[int, Any, str | int]]:
+    """Where dicts, lists and tuples among ``objects`` have plain tensors of the parameters' memory.
+
+    Args:
+        guarded: the class that a plain tensor has while its readers are guarded.
+
+    Returns:
+        The place of a parameter, the container and the tensor's key or place there.
+    """
+
+def kept_tensors(
+    parameter: torch.Tensor,
+    containers: list[Any],
+    positions: list[tuple[int, str | int]],
+    guarded: type,
+) -> list[torch.Tensor] | None:
+    """The tensors at these positions, (place of the container, key), of the parameter's memory.
+
+    Returns:
+        None if something else reaches the memory as well.
+    """
+
+def held_alone(objects: list[Any]) -> list[bool]:
+    """Of each object of a list, whether only the list holds it."""
+
+def held_states(
+    optimizer: Optimizer, parameters: Sequence[torch.Tensor], guarded: type
+) -> dict[int, dict[str, torch.Tensor] | None]:
+    """The state of parameters, by their places, that the program can read without the optimizer.
+
+    Returns:
+        A dict of plain tensors that nobody else has; None: the program may read what cannot be
+        guarded.
+    """
 
 def torch_function(
     before: Callable[[Any, Any, Any, Any], tuple[Any] | bool | None],

@@ -238,7 +238,7 @@ def test_one_line_says_what_is_not_deferred_and_why() -> None:
         lines[name] = str(optimizer.overlap_report())
         del kept
     assert "5 of 6 parameters" in lines["alias"]
-    assert "p.data, a numpy view, a kept state_dict" in lines["alias"]
+    assert "p.data in a variable, a numpy view" in lines["alias"]
     assert "a numpy view" in lines["numpy"]
     assert "4 of 6" in lines["script"]
     assert "TorchScript" in lines["script"]

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "servers/wire/frame.h"
 
 namespace hvd_order {
 

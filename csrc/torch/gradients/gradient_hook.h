@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,8 +80,9 @@ struct GradientEntry {
   /// The parameter had no gradient when this backward pass produced its first, so what arrives in
   /// this pass has been made by autograd.
   bool fresh = false;
-  StorageLock gradientLock;  ///< closed while the gradient is in flight
-  StorageLock parameterLock; ///< closed while the update is pending
+  StorageLock gradientLock;           ///< closed while the gradient is in flight
+  StorageLock parameterLock;          ///< closed while the update is pending
+  std::deque<StorageLock> stateLocks; ///< of the optimizer's state that the program may read
 
   /// Passed to the engine in this step, or left out of its sums.
   [[nodiscard]] bool isSent() const {

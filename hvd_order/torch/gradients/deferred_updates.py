@@ -15,14 +15,18 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import CompletingGuard
+from hvd_order.torch.parameters.kept_state import KeptState, as_at_step
+from hvd_order.torch.parameters.kept_tensors import KeptTensors
 from hvd_order.torch.parameters.read_guard import (
     GUARD,
     Guard,
+    PendingTensor,
     arm_parameter,
+    arm_tensor,
     disarm_parameter,
     set_guard,
 )
-from hvd_order.torch.updates import optimizer_class, overlap, partial_step
+from hvd_order.torch.updates import known_optimizers, optimizer_class, overlap, partial_step
 from hvd_order.torch.updates.update_budget import UpdateBudget
 
 __all__: list[str] = []
@@ -91,6 +95,7 @@ class DeferredUpdates:
         self._table = table
         self._pending: list[ParameterEntry] = []  # in consumption order
         self._budget = UpdateBudget()
+        self._kept = KeptTensors()
         # Holds the optimizer while updates are deferred: dropping it must not lose them.
         self._recorded: partial_step.RecordedStep | None = None
 
@@ -107,12 +112,15 @@ class DeferredUpdates:
         self._recorded = partial_step.RecordedStep(optimizer, self._inner_step)
         self._pending = sorted(entries, key=lambda entry: entry.tensor)
         native.advance(entries, native.GradientEvent.DEFER)
-        at_once = _reasons(optimizer, entries)
+        at_once = self._reasons(optimizer)
         for entry in entries:
             if not arm_parameter(entry.parameter, guard):
                 at_once.setdefault(entry, overlap.OWN_CLASS)
             elif entry not in at_once:
-                entry.lock_parameter(entry.parameter)
+                state = () if entry.kept_state is None else entry.kept_state.tensors
+                entry.lock_parameter(entry.parameter, state)
+                for tensor in (*entry.kept, *state):
+                    arm_tensor(tensor, entry.parameter)
         if entries:
             optimizer_class.guard(optimizer)
         if at_once:
@@ -158,6 +166,7 @@ class DeferredUpdates:
                         disarm_parameter(entry.parameter)
                     else:
                         set_guard(entry.parameter, after)
+                    self._end_guarding(entry)
                     entry.begin_step(self._table.passes)
                 # Also if the user's optimizer raised: nothing is pending that the guard could end.
                 if not self._pending and recorded is not None:
@@ -179,7 +188,11 @@ class DeferredUpdates:
             if due:
                 recorded = self._recorded
                 assert recorded is not None
-                with timeline.span("update", "update", tensors=len(due)), self._budget.timed(due):
+                with (
+                    timeline.span("update", "update", tensors=len(due)),
+                    self._budget.timed(due),
+                    as_at_step(entry.kept_state for entry in due),
+                ):
                     recorded.run(entry.parameter for entry in due)
         except Exception as error:
             _explain(error, due)
@@ -190,6 +203,15 @@ class DeferredUpdates:
                 # does.
                 if not (entry.absent and not entry.cleared):
                     _set_grad(entry.parameter, before)
+
+    @staticmethod
+    def _end_guarding(entry: ParameterEntry) -> None:
+        """Lets go of the program's tensors, which on a device stay armed as the parameter does."""
+        state = () if entry.kept_state is None else entry.kept_state.tensors
+        if entry.updated is None:
+            for tensor in (*entry.kept, *state):
+                disarm_parameter(tensor)
+        entry.kept, entry.kept_state = (), None
 
     def bring_up_to_date(self, wanted: Sequence[ParameterEntry]) -> Sequence[ParameterEntry]:
         """Applies the updates of ``wanted`` as soon as possible, and others while it waits.
@@ -246,6 +268,42 @@ class DeferredUpdates:
         self.apply([entry])
         return False
 
+    def _reasons(self, optimizer: Optimizer) -> dict[ParameterEntry, str]:
+        """The parameters whose update must not wait, since other code could notice, and why.
+
+        Other owners of a parameter's memory, or of the state that the optimizer keeps about it, may
+        access it at any time without a guard. Plain tensors can be guarded: they become ``kept``
+        and ``kept_state`` of the entry. An owner that appears later meets the read guard first.
+        """
+        entries = self._table.entries
+        parameters = [entry.parameter for entry in entries]
+        reasons: dict[ParameterEntry, str] = {}
+        self._kept.release()
+        reached = native.reached(parameters)
+        states = native.held_states(optimizer, parameters, PendingTensor)
+        base = getattr(optimizer, "_hvd_base", type(optimizer))
+        may_guard = bool(states) and known_optimizers.changes_state_in_place(optimizer, base)
+        for place, entry in enumerate(entries):
+            if entry.sparse:
+                # Its gradient has no place of its own in which it could outlive zero_grad().
+                reasons[entry] = overlap.SPARSE
+            elif entry.own is not None:
+                reasons[entry] = overlap.GRADIENT_KEPT
+            elif not entry.deferrable:
+                reasons[entry] = overlap.UNSEEN
+            elif place in reached and reached[place] != native.Reach.SHARED:
+                reasons[entry] = _REACHED[reached[place]]
+            elif place in states:
+                state = states[place]
+                if state is not None and may_guard:
+                    entry.kept_state = KeptState(state)
+                else:
+                    reasons[entry] = overlap.STATE_HELD
+        shared = [entries[place] for place in reached if entries[place] not in reasons]
+        for entry in self._kept.guard(shared):
+            reasons[entry] = _REACHED[native.Reach.SHARED]
+        return reasons
+
 
 def _explain(error: Exception, due: Sequence[ParameterEntry]) -> None:
     """Tells whose update raised: the reader, on top of the stack, has nothing to do with it."""
@@ -256,31 +314,3 @@ def _explain(error: Exception, due: Sequence[ParameterEntry]) -> None:
             f"raised by the optimizer of the last step(), whose update of {names}{more} had waited "
             "for its first reader; it will not be tried again, as after an error in step()"
         )
-
-
-def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[ParameterEntry, str]:
-    """The parameters whose update must not wait, since other code could notice, and the reasons.
-
-    Other owners of a parameter's memory, or of the state that the optimizer keeps about it, may
-    access it at any time without a guard. An owner that appears later goes through the read guard
-    first.
-    """
-    parameters = [entry.parameter for entry in entries]
-    reasons: dict[ParameterEntry, str] = {}
-    reached = native.reached(parameters)
-    for place, (entry, state_private) in enumerate(
-        zip(entries, native.state_private(optimizer, parameters), strict=True)
-    ):
-        if (
-            entry.sparse
-        ):  # its gradient has no place of its own in which it could outlive zero_grad()
-            reasons[entry] = overlap.SPARSE
-        elif entry.own is not None:
-            reasons[entry] = overlap.GRADIENT_KEPT
-        elif not entry.deferrable:
-            reasons[entry] = overlap.UNSEEN
-        elif place in reached:
-            reasons[entry] = _REACHED[reached[place]]
-        elif not state_private:
-            reasons[entry] = overlap.STATE_HELD
-    return reasons

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from hvd_order._native import _torch as native
 from hvd_order.torch.parameters.in_flight import Change
+from hvd_order.torch.parameters.kept_state import KeptState
 
 __all__: list[str] = []
 
@@ -58,6 +60,8 @@ class ParameterEntry(native.GradientEntry):
             alone changes (csrc/torch/gradients/gradient_phase.h). What follows says more of a
             gradient in its phase.
         changes: known changes of the gradient in this step; they are made once it is complete.
+        kept: plain tensors of the program that have the parameter's memory and are pending with it.
+        kept_state: the parameter's state in the optimizer, if the program can read it, too.
     """
 
     parameter: torch.nn.Parameter
@@ -67,6 +71,8 @@ class ParameterEntry(native.GradientEntry):
 
     compression_context: Any = None
     changes: list[Change] = field(default_factory=list)
+    kept: Sequence[torch.Tensor] = ()
+    kept_state: KeptState | None = None
     _changes_made: int = 0
     squares: torch.Tensor | None = None  # their sum is the sum of squares of `gradient`
     own: torch.Tensor | None = None

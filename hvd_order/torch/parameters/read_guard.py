@@ -23,9 +23,10 @@ again.
 In addition, a lock protects the parameter's memory (``lock_parameter``): a reader in C++,
 invisible to Python, gets an error that names the parameter, never an old value. To avoid this
 error in ordinary programs, an update is deferred only if nothing else reaches the parameter's
-memory (deferred_updates.py), and if its readers are known: observed from Python in an earlier step
-(consumption.py), inside of a module at whose entry it is finished (hidden_readers.py), or inside
-of a compiled region (compiled_regions.py).
+memory (deferred_updates.py) but plain tensors in dicts and lists of the program, which are guarded
+as the parameter is (kept_tensors.py), and if its readers are known: observed from Python in an
+earlier step (consumption.py), inside of a module at whose entry it is finished (hidden_readers.py),
+or inside of a compiled region (compiled_regions.py).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.parameters import gradient_alias, graph_capture, in_flight, metadata, unasked
 from hvd_order.torch.parameters.gradient_alias import gradient_of
-from hvd_order.torch.parameters.in_flight import Stay
+from hvd_order.torch.parameters.in_flight import CompletingGuard, Stay
 
 __all__: list[str] = []
 
@@ -290,6 +291,10 @@ def _pending_class(user_class: type) -> type | None:
     return _PENDING[user_class]
 
 
+# The class of a tensor of the program that has the memory of such a parameter, or of its state.
+PendingTensor: Any = _made_pending(torch.Tensor)
+
+
 # ---- gradients ---------------------------------------------------------------------------------
 
 
@@ -384,8 +389,34 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
     return True
 
 
+class _OfParameter(CompletingGuard):
+    """The guard of a tensor that is up to date when a parameter is."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+
+    def before_parameter_read(self, tensors: list[torch.Tensor]) -> None:
+        """Finishes the parameter; the tensors stay armed as long as it does."""
+        settle(self._parameter)
+        if not is_armed(self._parameter):
+            for tensor in tensors:
+                disarm_parameter(tensor)
+
+    def before_grad_attribute(self, tensor: torch.Tensor) -> None:
+        """The parameter's gradient is none of the tensor's."""
+
+    def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
+        """Not the guard of any gradient."""
+
+
+def arm_tensor(tensor: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Makes the next read of a plain tensor finish ``parameter``, which is armed."""
+    vars(tensor)[GUARD] = _OfParameter(parameter)
+    tensor.__class__ = PendingTensor
+
+
 def disarm_parameter(parameter: torch.Tensor) -> None:
-    """Makes the parameter an ordinary one again. Has no effect on an ordinary parameter."""
+    """Makes an armed parameter or tensor an ordinary one again. Has no effect on others."""
     kind = type(parameter)  # once: readers on other threads may disarm it, too
     if issubclass(kind, _Pending):
         parameter.__class__ = kind.__bases__[1]  # beside _Pending

@@ -79,6 +79,13 @@ def replaced_method(optimizer: Optimizer, base: type[Optimizer]) -> str | None:
     return None
 
 
+def changes_state_in_place(optimizer: Optimizer, base: type[Optimizer]) -> bool:
+    """Whether an update changes only elements of the tensors in a parameter's state, once the state
+    has them. Known of torch's classes alone; others replace tensors, or count in numbers.
+    """
+    return base in _torch_classes() and replaced_method(optimizer, base) is None
+
+
 def _is_of(function: types.FunctionType, kind: type) -> bool:
     """Whether the function is the class's own, under decorators of torch or of its own package.
 

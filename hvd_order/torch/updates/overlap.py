@@ -14,8 +14,8 @@ _log = logging.getLogger("hvd_order")
 _LARGE = 0.25  # the line is a warning from this share of the bytes on
 
 ALIASED = (
-    "something beside the model reaches their memory (p.data, a numpy view, a kept state_dict, a "
-    "view of a flat buffer); drop it before step()"
+    "something beside the model reaches their memory (p.data in a variable, a numpy view, a view "
+    "of a flat buffer); drop it before step()"
 )
 HELD = "C++ holds them (TorchScript, or a graph that is kept after backward())"
 FOREIGN = (
