@@ -5,7 +5,7 @@ tensors in dicts, lists and tuples, their readers can be guarded as the paramete
 update waits, and whoever uses such a tensor finds it up to date, as in plain PyTorch. Everything
 else (an array made from such a tensor, a view in a graph) is counted: then the update cannot wait.
 
-The search looks at all objects that Python's garbage collector knows, which takes 0.1 s where there
+The search looks at all objects that Python's garbage collector knows, which takes 0.2 s where there
 are a million. So it runs only when something new shares a parameter's memory, at most once in 16
 steps, and more and more rarely while it finds no explanation.
 """
