@@ -6,7 +6,6 @@ import argparse
 import math
 import shlex
 import signal
-import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -34,7 +33,14 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     add("--state", type=Path, default=Path("cluster-state"), metavar="DIR",
         help="folder for logs, commits and the journal; all hosts must see it (default: "
         "cluster-state)")  # fmt: skip
-    add("--status", action="store_true", help="show the jobs of --state and end")
+    about = parser.add_mutually_exclusive_group()
+    about.add_argument("--status", action="store_true", help="show the jobs of --state and end")
+    about.add_argument("--watch", action="store_true",
+        help="show the jobs of --state until Ctrl-C, or until the scheduler ends")  # fmt: skip
+    about.add_argument("--cancel", metavar="JOB",
+        help="take a job of --state back: it stops at its next commit, and does not go on"
+        )  # fmt: skip
+    add("--json", action="store_true", help="--status as JSON")
     add("--once", action="store_true", help="end with the last job of the file")
     add("--slot", type=duration, metavar="TIME",
         help="ask the policy that often: 60s, 20min (default: whenever something happens)"
@@ -67,9 +73,10 @@ def serve_main(parsed: argparse.Namespace) -> int:
         InvalidUsage: options or the jobs file are wrong, or the policy does what it cannot.
         OSError: a file cannot be read or written.
     """
-    if parsed.status:
-        sys.stdout.write((parsed.state / "status").read_text(encoding="utf-8"))
-        return 0
+    if parsed.status or parsed.watch or parsed.cancel is not None:
+        from hvd_order.cluster.cli import cluster_status
+
+        return cluster_status.main(parsed.state, parsed.cancel, parsed.watch, parsed.json)
     from hvd_order.cluster.policies.registry import PolicyInputs, policy
     from hvd_order.cluster.serve.jobs_file import read_jobs
     from hvd_order.cluster.serve.scheduler import JobScheduler, ServeRules

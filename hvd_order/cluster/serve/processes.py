@@ -56,6 +56,7 @@ class _Managed:
         before: slots that it had before and may still use.
         deadline: by then it must have stopped, or have let go of ``before``; else it is ended.
         retry_at: not started before; both on the monotonic clock.
+        leaves: it is forgotten when it has ended.
     """
 
     served: ServedJob
@@ -67,6 +68,7 @@ class _Managed:
     retry_at: float = 0.0
     failures: int = 0
     cause: str = ""
+    leaves: bool = False
 
 
 class Processes:
@@ -97,8 +99,11 @@ class Processes:
         self._jobs[served.job.name] = _Managed(served)
 
     def remove(self, name: str) -> None:
-        """A job has left; it does not run."""
-        del self._jobs[name]
+        """A job has left. If it runs, it is asked to stop, and has its slots until it has."""
+        managed = self._jobs[name]
+        managed.wanted, managed.leaves = {}, True
+        if managed.phase is Phase.OFF:
+            del self._jobs[name]
 
     def want(self, name: str, workers: Mapping[str, int]) -> None:
         """Sets what a job shall have."""
@@ -152,10 +157,14 @@ class Processes:
     def look(self) -> list[ProcessesEnded]:
         """Looks at all jobs; ends those that are too slow to stop or to let slots go."""
         ended, self._refused = self._refused, []
-        for name, managed in self._jobs.items():
+        for name, managed in list(self._jobs.items()):
             if managed.phase is Phase.OFF:
                 continue
             seen = self._runner.look(name)
+            if not seen.running and managed.leaves:
+                del self._jobs[name]
+                self._say(name, "has ended")
+                continue
             if not seen.running:
                 asked = managed.phase is Phase.STOPPING
                 ended.append(ProcessesEnded(name, seen.code, asked, managed.cause))

@@ -19,12 +19,14 @@ from hvd_order.cluster.serve.jobs_file import SLOT, ServedJob, job_of, read_jobs
 from hvd_order.cluster.serve.journal import Journal, decision_of, noted
 from hvd_order.cluster.serve.ledger import Ledger
 from hvd_order.cluster.serve.processes import Processes, ProcessesEnded
+from hvd_order.cluster.serve.requests import CancelRequests
 from hvd_order.cluster.serve.runner import Runner
-from hvd_order.cluster.serve.status import last_lines, replace_file, table, write_outcomes
+from hvd_order.cluster.serve.status import ShownJob, last_lines, write_outcomes, write_status
 
 __all__ = ["JobScheduler", "ServeRules"]
 
 _TICK_S = 0.2
+_SHOW_S = 2.0
 _SETTLED_S = 1.0  # a jobs file that changed just now may be half written
 _LOG_LINES = 5
 _EARLY_S = 1e-6
@@ -61,8 +63,8 @@ class ServeRules:
 class JobScheduler:
     """Runs the jobs of a file. Use it once.
 
-    The folder holds ``journal``, ``status``, ``outcomes.csv`` and the folder ``jobs``. A scheduler
-    that finds a journal goes on from it.
+    The folder holds ``journal``, ``status.json``, ``outcomes.csv`` and the folder ``jobs``. A
+    scheduler that finds a journal goes on from it.
 
     Args:
         folder: for its files.
@@ -105,6 +107,8 @@ class JobScheduler:
         self._changed = True  # something that the status has to show
         self._wake_s = math.inf
         self._next_slot_s = 0.0
+        self._requests = CancelRequests(folder)
+        self._shown_at = -math.inf
 
     def run(self, stop: threading.Event, at_once: threading.Event) -> int:
         """Serves until it shall stop, or until the last job has ended.
@@ -145,12 +149,14 @@ class JobScheduler:
     def _step(self) -> None:
         self._coming_from_file(first=False)
         self._admit()
+        for name in self._requests.take():
+            self._cancel(name)
         for ended in self._processes.look():
             self._take(ended)
         if self._is_due():
             self._ask()
         self._processes.adapt()
-        if self._changed:
+        if self._changed or self._now() > self._shown_at + _SHOW_S:
             self._show()
 
     def _coming_from_file(self, *, first: bool) -> None:
@@ -277,6 +283,22 @@ class JobScheduler:
         self._say(name, f"{'has ' if how == 'completed' else ''}{how}{more}")
         write_outcomes(self._folder / "outcomes.csv", self._ledger.outcomes)
 
+    def _cancel(self, name: str) -> None:
+        coming = [each for each in self._coming if each[1].job.name == name]
+        arrived = self._ledger.state(name) is not None
+        if not coming and not arrived:
+            self._say(name, "cannot be cancelled: it has ended, or is no job of this cluster")
+            return
+        now_s = self._now()
+        self._journal.add("cancelled", now_s, job=name)
+        if arrived:
+            self._ledger.leave(name, now_s, ended=False)
+            self._gone(name, "cancelled")
+        else:
+            self._coming.remove(coming[0])
+            self._ends[name] = "cancelled"
+            self._say(name, "cancelled")
+
     def _shut_down(self, at_once: threading.Event) -> None:
         self._processes.stop_all()
         until = time.monotonic() + 2 * self._rules.patience_s
@@ -306,6 +328,7 @@ class JobScheduler:
         """Plays the journal: the policy is asked again with what it saw, so it knows it again."""
         about = [f"{m.name}:{m.capacity[SLOT]:g}" for m in self._machines.machines]
         empty = True
+        cancelled = []
         for line in self._journal.read():
             what, at_s = line["what"], line["at_s"]
             empty = False
@@ -337,12 +360,20 @@ class JobScheduler:
                 self._ledger.leave(line["job"], at_s, ended=what == "completed")
                 self._processes.remove(line["job"])
                 self._ends[line["job"]] = "completed" if what == "completed" else "failed"
+            elif what == "cancelled":
+                self._known.add(line["job"])
+                self._ends[line["job"]] = "cancelled"
+                if self._ledger.state(line["job"]) is not None:
+                    self._ledger.leave(line["job"], at_s, ended=False)
+                    cancelled.append(line["job"])
         if empty:
             self._journal.add("begun", 0.0, origin=self._origin, machines=about)
             return
         self._news = True
-        for name in self._ledger.running | self._ledger.waiting:
+        for name in (*self._ledger.running, *self._ledger.waiting, *cancelled):
             self._processes.find(name)
+        for name in cancelled:
+            self._processes.remove(name)
 
     # ---- what users see ----
 
@@ -354,18 +385,18 @@ class JobScheduler:
     def _show(self) -> None:
         """Replaces the status."""
         self._changed = False
-        now_s = self._now()
-        rows = []
-        for state in (*self._ledger.running.values(), *self._ledger.waiting.values()):
-            name = state.job.name
-            phase = self._processes.phase(name)
-            given = self._processes.given(name)
-            rows.append([
-                name, phase.value, " ".join(f"{m}:{n}" for m, n in given.items()) or "-",
-                f"{now_s - state.job.arrival_s:.0f}",
-                f"{min(state.done(now_s) / state.job.samples, 1):.0%}",
-                str(self._processes.failures(name)),
-            ])  # fmt: skip
-        rows += [[name, how, "-", "-", "-", "-"] for name, how in self._ends.items()]
-        header = ("job", "state", "slots", "s since arrival", "done (estimate)", "failures")
-        replace_file(self._folder / "status", table(header, rows))
+        now_s = self._shown_at = self._now()
+        jobs = [
+            ShownJob(
+                state.job.name,
+                self._processes.phase(state.job.name).value,
+                self._processes.given(state.job.name),
+                now_s - state.job.arrival_s,
+                min(state.done(now_s) / state.job.samples, 1.0),
+                self._processes.failures(state.job.name),
+            )
+            for state in (*self._ledger.running.values(), *self._ledger.waiting.values())
+        ]
+        jobs += [ShownJob(name, how) for name, how in self._ends.items()]
+        slots = {m.name: int(m.capacity[SLOT]) for m in self._machines.machines}
+        write_status(self._folder, slots, jobs)

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -45,6 +46,13 @@ def write_jobs(folder: Path, *jobs: tuple[str, list[str], int]) -> None:
         rows.writerows((name, shlex.join(command), 1, 60, most) for name, command, most in jobs)
 
 
+def ask(folder: Path, *options: str) -> str:
+    """What the command says beside a scheduler."""
+    command = [*serve(folder)[:5], "--state", str(folder / "state"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout + done.stderr
+
+
 def train(steps: int, pace_s: float) -> list[str]:
     return [sys.executable, elastic_training.__file__, str(steps), str(pace_s)]
 
@@ -68,18 +76,27 @@ def assert_trained_once(text: str, steps: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_jobs_take_turns_and_one_that_fails_is_reported(tmp_path: Path) -> None:
+def test_jobs_take_turns_and_one_that_fails_or_is_cancelled_is_reported(tmp_path: Path) -> None:
     write_jobs(
         tmp_path,
+        ("long", train(100_000, 0.05), 1),
         ("first", train(40, 0.0), 1),
         ("second", train(40, 0.0), 1),
         ("broken", ["no-such-command"], 1),
     )
     with Command(serve(tmp_path, "--restarts", "1"), launcher_environment()) as scheduler:
+        scheduler.wait_for("first: has completed")
+        assert re.search(r"^long +runs ", ask(tmp_path, "--status"), re.MULTILINE)
+        assert "did you mean 'long'?" in ask(tmp_path, "--cancel", "lung")
+        assert ask(tmp_path, "--cancel", "long") == "long stops at its next commit\n"
+        assert "slots in use: localhost 0 of 1" in ask(tmp_path, "--watch")  # until all have ended
         assert scheduler.wait(240) == 1, scheduler.text()
     told = scheduler.text()
     begun = found(r"(\w+): is started on", told)
-    assert [match[1] for match in begun] == ["first", "second", "broken", "broken"]
+    assert [match[1] for match in begun] == ["long", "first", "second", "broken", "broken"]
+    assert re.findall(r"long: (.*)", told)[-3:] == [
+        "cancelled", "is asked to stop at its next commit", "has ended"
+    ]  # fmt: skip
     completed = scheduler.matches(r"(first|second): has completed")
     assert {match[1] for match in completed} == {"first", "second"}
     assert told.index("broken: is started") > told.index(": has completed"), "no slot was free"
@@ -93,8 +110,15 @@ def test_jobs_take_turns_and_one_that_fails_is_reported(tmp_path: Path) -> None:
         outcomes = {row["job"]: row for row in csv.DictReader(file)}
     assert outcomes["broken"]["ended_s"] == ""
     assert 0 < float(outcomes["first"]["completion_s"]) == float(outcomes["first"]["ended_s"])
-    status = (tmp_path / "state" / "status").read_text()
-    assert re.search(r"^broken +failed", status, re.MULTILINE)
+    states = {
+        job["name"]: job["state"] for job in json.loads(ask(tmp_path, "--status", "--json"))["jobs"]
+    }
+    assert states == {
+        "long": "cancelled",
+        "first": "completed",
+        "second": "completed",
+        "broken": "failed",
+    }
 
 
 class Scripted:
