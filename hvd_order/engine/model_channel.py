@@ -84,7 +84,7 @@ class ModelChannel:
         results: list[T] = []
         self._sent += 1
         request = Request(
-            f"message {self._sent} about optimizer {self.key}",
+            f"message {self._sent} about optimizer {self.key}: {activity.now() or what}",
             [what],
             lambda _: results.append(transfer(self.host.registration_group)),
             lambda: results[0],

@@ -26,3 +26,8 @@ def waiting(text: str) -> Iterator[None]:
     finally:
         _texts.remove(text)
         native.set_activity(_texts[0] if _texts else "")
+
+
+def now() -> str:
+    """What this rank waits in; empty if nothing is known."""
+    return _texts[0] if _texts else ""

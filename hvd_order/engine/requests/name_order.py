@@ -20,16 +20,18 @@ __all__ = ["NameOrder", "Outgoing", "key_of"]
 
 Outgoing = list[tuple[int, Message]]  # (rank, message)
 _UNNAMED = re.compile(r"\w+\.(noname\..+)")
+_OF_A_MODEL = re.compile(r"(message \d+ about optimizer \S+): .*", re.DOTALL)  # of model_channel.py
 
 
 def key_of(name: str) -> str:
-    """Returns the key that requests are matched by: the name, or the count for unnamed requests.
+    """Returns the key that requests are matched by: the name, or the count for unnamed requests and
+    for messages about a model.
 
     So an unnamed allreduce matches an unnamed allgather of another rank, and both ranks get an
     error instead of waiting for each other.
     """
-    unnamed = _UNNAMED.fullmatch(name)
-    return unnamed[1] if unnamed else name
+    counted = _UNNAMED.fullmatch(name) or _OF_A_MODEL.fullmatch(name)
+    return counted[1] if counted else name
 
 
 @dataclass
