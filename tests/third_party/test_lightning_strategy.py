@@ -17,9 +17,11 @@ pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = """
-import json, sys
+import importlib, json, sys
 import helpers.environments.torchvision_operators
-import lightning.pytorch as lightning
+lightning = importlib.import_module(
+    "pytorch_lightning" if sys.argv[1] == "sharded" else "lightning.pytorch"
+)
 import torch
 from torch import nn
 import hvd_order.lightning
@@ -27,6 +29,12 @@ from helpers.training.small_problem import batches, loss_of, new_model
 
 kind, strategy, devices, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 STEPS = 5
+
+
+def chosen():
+    if kind == "sharded" and strategy == "hvd_order":
+        return hvd_order.lightning.HvdOrderStrategy(sharded=True)
+    return strategy
 
 
 class Module(lightning.LightningModule):
@@ -54,7 +62,7 @@ class Overlap(lightning.Callback):
 
 def trainer(epochs, overlap):
     return lightning.Trainer(
-        accelerator="cpu", devices=devices, strategy=strategy, max_epochs=epochs, logger=False,
+        accelerator="cpu", devices=devices, strategy=chosen(), max_epochs=epochs, logger=False,
         default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
         use_distributed_sampler=False, callbacks=[overlap],
         accumulate_grad_batches=2 if kind == "accumulated" else 1,
@@ -110,7 +118,7 @@ def fitted(tmp_path: Path, kind: str, *command: str, strategy: str, devices: int
     return results(done.stdout)
 
 
-@pytest.mark.parametrize("kind", ["plain", "accumulated", "clipped", "mixed"])
+@pytest.mark.parametrize("kind", ["plain", "accumulated", "clipped", "mixed", "sharded"])
 def test_a_fit_and_its_resumption_equal_one_process(tmp_path: Path, kind: str) -> None:
     (expected,) = fitted(tmp_path, kind, strategy="auto", devices=1)
     found = fitted(tmp_path, kind, *launcher("-np", "2"), strategy="hvd_order", devices=2)
@@ -128,6 +136,56 @@ def test_lightning_starts_the_processes_itself(tmp_path: Path) -> None:
     found = fitted(tmp_path, "plain", strategy="hvd_order", devices=2)
     assert [one["ranks"] for one in found] == [2, 2]
     assert found[0]["weights"] == pytest.approx(expected["weights"], abs=1e-11)
+
+
+FABRIC = """
+import json, sys
+import helpers.environments.torchvision_operators
+import lightning
+import torch
+import hvd_order.lightning
+from helpers.training.small_problem import batches, loss_of, new_model
+
+devices = int(sys.argv[1])
+strategy = "auto" if devices == 1 else hvd_order.lightning.HvdOrderFabricStrategy(
+    backward_passes_per_step=2)
+fabric = lightning.Fabric(
+    accelerator="cpu", devices=devices, strategy=strategy, precision="64-true")
+fabric.launch()
+torch.manual_seed(fabric.global_rank)
+model = new_model()
+if fabric.global_rank:
+    torch.nn.init.zeros_(next(model.parameters()))
+model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), lr=0.05))
+for step, (rows, target) in enumerate(batches(12, fabric.global_rank, fabric.world_size)):
+    with fabric.no_backward_sync(model, enabled=step % 2 == 0):
+        fabric.backward(loss_of(model(rows), target) / 2)
+    if step % 2:
+        fabric.clip_gradients(model, optimizer, max_norm=0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+print("RESULT", json.dumps({
+    "rank": fabric.global_rank,
+    "weights": [float(v) for p in model.parameters() for v in p.flatten()],
+}), flush=True)
+"""
+
+
+def test_fabric_equals_one_process(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FABRIC)
+    found = []
+    for devices, command in ((1, []), (2, launcher("-np", "2"))):
+        done = subprocess.run(
+            [*command, sys.executable, script, str(devices)],
+            env=launcher_environment({"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}),
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        found += results(done.stdout)
+    assert [one["rank"] for one in found] == [0, 0, 1]
+    for one in found[1:]:
+        assert one["weights"] == pytest.approx(found[0]["weights"], abs=1e-11)
 
 
 def test_arguments_of_ddp_are_refused() -> None:
