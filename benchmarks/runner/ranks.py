@@ -17,7 +17,8 @@ import hvd_order.torch as hvd
 from benchmarks.runner.question import WORKER_OPTION
 from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.job import process
-from hvd_order.launch.run import LaunchRequest, run
+from hvd_order.launch.request import LaunchRequest, OutputRules
+from hvd_order.launch.run import run
 
 
 def run_ranks(size: int, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Any:
@@ -36,7 +37,7 @@ def run_ranks(size: int, arguments: Sequence[str], env: Mapping[str, str] | None
         module = sys.modules["__main__"].__spec__  # None of a script that is started by its path
         start = [sys.argv[0]] if module is None else ["-m", module.name]
         command = [sys.executable, *start, *arguments, WORKER_OPTION, str(path)]
-        code = run(LaunchRequest(command, size, env or {}))
+        code = run(LaunchRequest(command, size, env or {}, output=OutputRules(prefix=False)))
         if code != 0:
             raise SystemExit(code)
         return json.loads(path.read_text())

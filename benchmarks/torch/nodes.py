@@ -89,7 +89,7 @@ def _launch(options: argparse.Namespace) -> int:
             "--emulated-hosts N; or start this program with torchrun\n"
         )
         return 2
-    launcher = [sys.executable, "-m", "hvd_order.tools.cli", "run"]
+    launcher = [sys.executable, "-m", "hvd_order.tools.cli", "run", "--no-prefix"]
     launcher += ["-np", str(options.np)] if options.np is not None else []
     launcher += ["-H", options.H] if options.H is not None else []
     if options.network_interface:

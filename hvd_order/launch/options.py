@@ -15,7 +15,7 @@ from pathlib import Path
 from hvd_order import __version__
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, parse_hosts, read_hostfile
-from hvd_order.launch.request import ElasticRules, LaunchRequest
+from hvd_order.launch.request import ElasticRules, LaunchRequest, OutputRules
 
 __all__ = ["add_options", "request_from"]
 
@@ -56,7 +56,6 @@ _INSTEAD: dict[tuple[str, ...], tuple[int, str]] = {
     ("--tcp",): (0, "Gloo always uses TCP; for NCCL set -x NCCL_IB_DISABLE=1"),
     ("--binding-args",): (1, "use mpirun, or taskset or numactl before the command"),
     ("--config-file",): (1, "write its settings as options, or export HVD_ORDER_ variables"),
-    ("-prefix-timestamp", "--prefix-output-with-timestamp"): (0, "pipe the output through ts"),
 }
 
 
@@ -88,8 +87,11 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     add("--oversubscribe", action="store_true",
         help="start more than 64 processes for a processor core of a host")  # fmt: skip
     add("--verbose", action="store_true", help="show the launcher's log as well")
-    add("--output-filename", type=Path, metavar="DIR",
-        help="write each rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
+    add("--output-filename", "--tee", type=Path, metavar="DIR",
+        help="also write a rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
+    add("-prefix-timestamp", "--prefix-timestamp", "--prefix-output-with-timestamp",
+        action="store_true", help="begin each line of output with the time")  # fmt: skip
+    add("--no-prefix", action="store_true", help="lines of output without [rank]")
     add("--start-timeout", type=float, metavar="S",
         help="seconds for all hosts to answer (default: HOROVOD_START_TIMEOUT or 30)")  # fmt: skip
     add("-v", "--version", action="version", version=f"hvd-order {__version__}")
@@ -184,7 +186,11 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         interfaces=[nic for text in parsed.network_interface for nic in text.split(",") if nic],
         ssh_options=ssh_options,
         start_timeout_s=_seconds(parsed.start_timeout, "HOROVOD_START_TIMEOUT", 30.0),
-        output_folder=parsed.output_filename,
+        output=OutputRules(
+            prefix=not parsed.no_prefix,
+            timestamps=parsed.prefix_timestamp,
+            folder=parsed.output_filename,
+        ),
         verbose=parsed.verbose,
         servers=parsed.servers,
         min_servers=parsed.min_servers,

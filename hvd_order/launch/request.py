@@ -9,7 +9,7 @@ from pathlib import Path
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import Host
 
-__all__ = ["ElasticRules", "LaunchRequest"]
+__all__ = ["ElasticRules", "LaunchRequest", "OutputRules"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,21 @@ class ElasticRules:
 
 
 @dataclass(frozen=True)
+class OutputRules:
+    """How the ranks' output is written.
+
+    Attributes:
+        prefix: whether each line begins with its rank.
+        timestamps: whether each line begins with the time.
+        folder: where each rank's output is written as well; None: nowhere.
+    """
+
+    prefix: bool = True
+    timestamps: bool = False
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
 class LaunchRequest:
     """A command to start, and its settings.
 
@@ -51,7 +66,7 @@ class LaunchRequest:
         interfaces: network interfaces to use; empty: those that the host names resolve to.
         ssh_options: options of ``ssh``, before the host.
         start_timeout_s: longest wait for the hosts to answer.
-        output_folder: folder for the output of each rank; None: this process's output.
+        output: how the ranks' output is written.
         servers: number of parameter servers, on the same hosts.
         min_servers: least number of servers that the job may keep; None: see `max_servers`.
         max_servers: largest number of servers. If both are None, the number is fixed.
@@ -67,7 +82,7 @@ class LaunchRequest:
     interfaces: Sequence[str] = ()
     ssh_options: Sequence[str] = ()
     start_timeout_s: float = 30.0
-    output_folder: Path | None = None
+    output: OutputRules = OutputRules()
     servers: int = 0
     min_servers: int | None = None
     max_servers: int | None = None

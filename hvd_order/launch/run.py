@@ -36,7 +36,7 @@ _HERE = "127.0.0.1"
 
 
 def run(request: LaunchRequest) -> int:
-    """Starts the processes and waits for them; they share this process's output.
+    """Starts the processes and waits for them; this process writes their output, line by line.
 
     Returns:
         0 if all succeeded, else the exit code of the first failed process; 128 + n, as in a shell,
@@ -115,7 +115,7 @@ def _run_here(request: LaunchRequest) -> int:
             source,
             count,
             restart=False,
-            output_folder=request.output_folder,
+            output=request.output,
             verbose=request.verbose,
         )
     if failure is None:

@@ -135,10 +135,10 @@ def test_ranks_on_hosts_behind_ssh_find_each_other(hosts: EmulatedHosts, tmp_pat
     with on_host(hosts, 0, [*run, *write_script(tmp_path, SUMS)]) as job:
         assert job.wait(90) == 0, job.text()
     assert sorted(line for line in job.lines if "[c10d] The hostname of" not in line) == [
-        "[host0] host0 1 of 4: 10",
-        "[host1] host1 2 of 4: 10",
-        "[host1] host1 3 of 4: 10",
-        "[host2] host2 0 of 4: 10",
+        "[host0:1] host0 1 of 4: 10",
+        "[host1:2] host1 2 of 4: 10",
+        "[host1:3] host1 3 of 4: 10",
+        "[host2:0] host2 0 of 4: 10",
     ]
 
 

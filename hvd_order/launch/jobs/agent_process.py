@@ -8,12 +8,12 @@ import os
 import queue
 import re
 import secrets
+import select
 import shlex
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +21,7 @@ import hvd_order
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import is_this_host
 from hvd_order.launch.jobs.host_agent import BOOT
+from hvd_order.launch.jobs.lines import PROMPT_S, STDERR, STDOUT, Source
 from hvd_order.launch.request import LaunchRequest
 
 __all__ = ["AgentProcess", "Event", "ssh_command"]
@@ -33,8 +34,8 @@ _STAYS_HERE = re.compile(
     r"HOSTNAME|HOST|HOME|USER|LOGNAME|MAIL|SHELL|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|DISPLAY"
     r"|XAUTHORITY|TMPDIR|SSH_.*|XDG_.*|DBUS_.*|BASH_FUNC_.*"
 )
-# A line ends with \n, or with \r where progress bars overwrite theirs.
-_LINE_END = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
+_CHUNK = 1 << 16
+_SAID = 2000
 # BatchMode: a password prompt would wait forever. Alive: a host that loses power closes no
 # connection, so ssh probes it and drops it after a minute without an answer.
 _SSH_DEFAULTS = [
@@ -61,7 +62,7 @@ class AgentProcess:
         process_count: number of workers to expect.
         request: the launch request.
         events: queue of messages.
-        prefix: text before each line of output.
+        name: label of output that is no rank's, ssh's for example; empty: there are no others.
     """
 
     def __init__(
@@ -70,15 +71,15 @@ class AgentProcess:
         process_count: int,
         request: LaunchRequest,
         events: queue.Queue[Event],
-        prefix: str,
+        name: str,
     ) -> None:
         self.host = host
         self.remote = not is_this_host(host)
-        self.last_errors: deque[str] = deque(maxlen=5)  # of standard error, for a message
+        self._said = b""  # last, on standard error
         self._events = events
         self._answered = False
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._prefix = prefix.encode()
+        self._name = name
         self._marker = f"\x1e{secrets.token_hex(8)}\x1e"
         program = [sys.executable, "-c", BOOT]
         if self.remote:
@@ -95,15 +96,22 @@ class AgentProcess:
             raise InvalidUsage(
                 f"there is no ssh here, which is needed to start processes on {host}"
             ) from None
-        streams = [(self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)]
+        streams = [(self._process.stdout, STDOUT), (self._process.stderr, STDERR)]
         self._threads = [
-            threading.Thread(target=self._forward, args=pair, daemon=True) for pair in streams
+            threading.Thread(target=self._forward, args=(pipe, Source(to, name)), daemon=True)
+            for pipe, to in streams
         ]
         for thread in self._threads:
             thread.start()
         for function in (self._wait, self._write):
             threading.Thread(target=function, daemon=True).start()
         self.send(self._job(process_count, request))
+
+    @property
+    def last_errors(self) -> list[str]:
+        """The last lines of standard error, for a message."""
+        lines = self._said.decode(errors="replace").splitlines()[-5:]
+        return [line.strip() for line in lines]
 
     def send(self, message: Mapping[str, object]) -> None:
         """Sends a line without blocking on a host that does not read."""
@@ -152,7 +160,10 @@ class AgentProcess:
             "oversubscribe": request.oversubscribe,
             "restart": request.elastic is not None,
             "interfaces": list(request.interfaces),
-            "output": str(request.output_folder.absolute()) if request.output_folder else None,
+            "prefix": request.output.prefix,
+            "timestamps": request.output.timestamps,
+            "output": str(request.output.folder.absolute()) if request.output.folder else None,
+            "host": self.host if self._name else "",
             "verbose": request.verbose,
         }
 
@@ -164,50 +175,45 @@ class AgentProcess:
                 pipe.write(line)
                 pipe.flush()
 
-    def _forward(self, source: IO[bytes], target: IO[str]) -> None:
-        """Forwards lines of output, and puts messages among them into the queue."""
+    def _forward(self, pipe: IO[bytes], source: Source) -> None:
+        """Forwards output, and puts the messages in it into the queue."""
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN)
+        rest = b""
+        while True:
+            if source.holds_since() is not None and not ready.poll(PROMPT_S * 1000):
+                source.flush()
+            chunk = os.read(pipe.fileno(), _CHUNK)
+            rest = self._take(rest + chunk, source)
+            if not chunk:
+                source.feed(rest)
+                source.end()
+                return
+
+    def _take(self, text: bytes, source: Source) -> bytes:
+        """Takes text and messages; returns what may be the begin of a message."""
+        if self._answered:
+            source.name = ""  # the agent says what is whose
+        if source.target == STDERR:
+            self._said = (self._said + text)[-_SAID:]
+            source.feed(text)
+            return b""
         marker = self._marker.encode()
-        for line in _lines(source):
-            text, found, message = line.partition(marker)
-            if text:
-                if target is sys.stderr:
-                    self.last_errors.append(text.decode(errors="replace").strip())
-                _pass_on(self._prefix + text, target)
-            if found:
-                self._answered = True
-                self._events.put((self, json.loads(message)))
+        while (at := text.find(marker)) >= 0:
+            source.feed(text[:at])
+            message, end, after = text[at + len(marker) :].partition(b"\n")
+            if not end:
+                return text[at:]
+            self._answered = True
+            self._events.put((self, json.loads(message)))
+            text = after
+        begin = text.find(marker[:1], max(0, len(text) - len(marker) + 1))
+        begin = len(text) if begin < 0 else begin
+        source.feed(text[:begin])
+        return text[begin:]
 
     def _wait(self) -> None:
         code = self._process.wait()
         for thread in self._threads:  # its messages come before its end
             thread.join(5)
         self._events.put((self, {"what": "ended", "code": code}))
-
-
-def _lines(source: IO[bytes]) -> Iterator[bytes]:
-    """Yields lines with their line ends as soon as they arrive."""
-    held: list[bytes] = []  # parts of an incomplete line
-    while chunk := source.read1():  # type: ignore[attr-defined]
-        held.append(chunk)
-        if b"\n" in chunk or b"\r" in chunk:
-            *whole, rest = _LINE_END.split(b"".join(held))
-            yield from whole
-            held = [rest]
-    if any(held):
-        yield b"".join(held)
-
-
-def _pass_on(text: bytes, target: IO[str]) -> None:
-    """Writes to an output of this process; if its reader is gone the job continues."""
-    try:
-        target.buffer.write(text)  # type: ignore[attr-defined]
-        target.flush()
-    except OSError as error:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), target.fileno())
-        with contextlib.suppress(OSError):
-            sys.stderr.write(
-                f"hvd-order: {target.name} cannot be written ({error.strerror}); the job goes on "
-                "without it\n"
-            )
-            sys.stderr.flush()

@@ -232,9 +232,9 @@ class Driver:
             self._left.append(process)
         for host in wanted:
             if host.name not in self._members:
-                prefix = f"[{host.name}] " if self._several_hosts() else ""
+                name = f"[{host.name}]" if self._several_hosts() else ""
                 self._members[host.name] = _MemberHost(
-                    AgentProcess(host.name, host.slots, self._request, self._events, prefix),
+                    AgentProcess(host.name, host.slots, self._request, self._events, name),
                     deadline=time.monotonic() + self._request.start_timeout_s,
                 )
         ready = [host for host in wanted if self._members[host.name].ready]

@@ -33,6 +33,7 @@ from hvd_order.launch.jobs.formations import (
     Stopped,
     WorkerFailure,
 )
+from hvd_order.launch.request import OutputRules
 
 __all__ = ["BOOT", "main"]
 
@@ -52,7 +53,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
 
     Args:
         job: marker, remote, env, folder, command, processes, oversubscribe, restart, interfaces,
-            output, verbose.
+            prefix, timestamps, output, host (in labels), verbose.
         pipe: further lines from the launcher.
 
     Returns:
@@ -83,7 +84,8 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
             inbox,
             job["processes"],
             restart=job["restart"],
-            output_folder=Path(job["output"]) if job["output"] else None,
+            output=OutputRules(job["prefix"], job["timestamps"], _path(job["output"])),
+            host=job["host"],
             verbose=job["verbose"],
         )
     except JobEnded:
@@ -154,6 +156,10 @@ def _listen(pipe: IO[bytes], inbox: FormationInbox, launcher: _Launcher) -> None
             launcher.send("error", text=f"nothing can be served here: {error}")
     inbox.end()
     os.kill(os.getpid(), _STOP)
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -16,7 +16,6 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -45,7 +44,10 @@ from torch.distributed.launcher.api import LaunchConfig
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.jobs.formations import Formation, Stopped, WorkerFailure
 from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with_parent
+from hvd_order.launch.jobs.lines import STDERR, STDOUT
+from hvd_order.launch.jobs.rank_output import RankOutput
 from hvd_order.launch.listening import listening_fd
+from hvd_order.launch.request import OutputRules
 
 __all__ = ["RoundSource", "run_workers", "serve_store"]
 
@@ -85,7 +87,8 @@ def run_workers(
     process_count: int,
     *,
     restart: bool,
-    output_folder: Path | None,
+    output: OutputRules,
+    host: str = "",
     verbose: bool,
 ) -> WorkerFailure | None:
     """Starts this host's workers, formation after formation, and waits for them.
@@ -95,7 +98,8 @@ def run_workers(
         source: source of formations.
         process_count: estimate for the first formation.
         restart: ask for another formation when a worker fails; else the failure ends all.
-        output_folder: folder for the ranks' output; None: this process's output.
+        output: how the ranks' output is written.
+        host: name of this host in the output; empty: the job has no other.
         verbose: show the agent's log.
 
     Returns:
@@ -110,10 +114,10 @@ def run_workers(
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch.distributed"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-    rendezvous, files = _Rendezvous(source), _RankFiles(output_folder)
+    rendezvous, ranks = _Rendezvous(source), RankOutput(output, host)
     program, *arguments = kill_with_parent(command)
     # Without logs_specs it makes a folder for logs, which would remain.
-    config = LaunchConfig(1, 1, process_count, logs_specs=files)
+    config = LaunchConfig(1, 1, process_count, logs_specs=_RankPipes(ranks))
     # PyTorch 2.9 and newer bind workers to the NUMA nodes of their GPUs.
     numa: dict[str, Any] = {}
     if hasattr(config, "numa_options"):
@@ -129,12 +133,15 @@ def run_workers(
         **numa,
     )
     rendezvous.spec = spec
-    agent = _Agent(spec, source, rendezvous, files)
+    agent = _Agent(spec, source, rendezvous, ranks)
     try:
         with _handlers_kept():
             result = agent.run()
     except SignalException as error:
+        ranks.finish(stopped=True)
         raise Stopped(int(error.sigval)) from None
+    finally:
+        ranks.finish()
     if not result.is_failed():
         return None
     return rendezvous.failure
@@ -230,9 +237,10 @@ class _Agent(LocalElasticAgent):
     """Uses the formation's numbers where torch's agents communicate; records the first failure."""
 
     def __init__(
-        self, spec: WorkerSpec, source: RoundSource, rendezvous: _Rendezvous, logs: _RankFiles
+        self, spec: WorkerSpec, source: RoundSource, rendezvous: _Rendezvous, output: RankOutput
     ) -> None:
-        super().__init__(spec, logs)
+        super().__init__(spec, _RankPipes(output))
+        self._output = output
         self._source = source
         self._rendezvous_handler = rendezvous
         self._stopping = False
@@ -245,6 +253,7 @@ class _Agent(LocalElasticAgent):
         self._remaining_restarts = max(0, worker_group.spec.max_restarts - (now.number - 1))
         before = {number: signal.getsignal(number) for number in _STOPS}
         started: dict[int, Any] = super()._start_workers(worker_group)
+        self._output.begin()
         for number, handler in before.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, self._stop)  # in place of torch's
@@ -289,35 +298,25 @@ class _Agent(LocalElasticAgent):
         """Does nothing: `_monitor_workers` has waited for the other hosts, without a timeout."""
 
 
-class _RankFiles(LogsSpecs):
-    """Sends a rank's output to ``<folder>/rank.<rank>/stdout`` and ``stderr``, as horovodrun does.
+class _RankPipes(LogsSpecs):
+    """Gives each rank pipes for its output; see `RankOutput`."""
 
-    When ranks start again, the names get a number: ``stdout.1``. Without a folder there are
-    no files, so a killed launcher leaves none.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, output: RankOutput) -> None:
         super().__init__()
-        self._folder = folder
-        self._starts = 0
+        self._output = output
 
     @property
     def root_log_dir(self) -> str:
-        return os.devnull if self._folder is None else str(self._folder)
+        return os.devnull
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        for env in envs.values():
-            env["TORCHELASTIC_ERROR_FILE"] = ""  # the output has the error
-        to_ours, nowhere = dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull)
-        destination = LogsDest(dict(to_ours), dict(to_ours), {}, {}, nowhere)
-        if self._folder is None:
-            return destination
-        suffix = f".{self._starts}" if self._starts else ""
-        self._starts += 1
+        self._output.finish()  # of the ranks before
+        outs, errors = {}, {}
         for local_rank, env in envs.items():
-            width = len(str(int(env["WORLD_SIZE"]) - 1))
-            folder = self._folder / f"rank.{int(env['RANK']):0{width}d}"
-            folder.mkdir(parents=True, exist_ok=True)
-            destination.stdouts[local_rank] = str(folder / f"stdout{suffix}")
-            destination.stderrs[local_rank] = str(folder / f"stderr{suffix}")
-        return destination
+            env["TORCHELASTIC_ERROR_FILE"] = ""  # the output has the error
+            if "PYTHONUNBUFFERED" not in os.environ:
+                env["PYTHONUNBUFFERED"] = "1"  # lines come when they are printed, as on a terminal
+            rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+            outs[local_rank] = self._output.open(rank, size, STDOUT)
+            errors[local_rank] = self._output.open(rank, size, STDERR)
+        return LogsDest(outs, errors, {}, {}, dict.fromkeys(envs, os.devnull))

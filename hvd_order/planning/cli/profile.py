@@ -12,7 +12,7 @@ from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.environment import rank_info
 from hvd_order.launch.hosts import parse_hosts, read_hostfile
-from hvd_order.launch.request import LaunchRequest
+from hvd_order.launch.request import LaunchRequest, OutputRules
 from hvd_order.launch.run import run
 from hvd_order.planning.files.chrome_trace import profile_of_trace
 from hvd_order.planning.files.outside import outside_line
@@ -141,7 +141,13 @@ def _on_ranks(parsed: argparse.Namespace, output: Path) -> LaunchRequest:
         sys.executable, "-m", "hvd_order.tools.cli", "profile", "--steps", str(parsed.steps),
         "-o", str(output), str(parsed.script), *parsed.arguments,
     ]  # fmt: skip
-    return LaunchRequest(command=command, process_count=count, hosts=hosts, servers=parsed.servers)
+    return LaunchRequest(
+        command=command,
+        process_count=count,
+        hosts=hosts,
+        servers=parsed.servers,
+        output=OutputRules(prefix=False),
+    )
 
 
 def _say(profile: Profile, output: Path) -> None:

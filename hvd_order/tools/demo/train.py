@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hvd_order.launch.run import LaunchRequest, run
+from hvd_order.launch.request import LaunchRequest, OutputRules
+from hvd_order.launch.run import run
 from hvd_order.planning.report.timeline import draw_timeline
 from hvd_order.tools.demo.curve import draw_curve, text_curve
 from hvd_order.tools.demo.result import DemoResult, Options
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command=[sys.executable, "-m", "hvd_order.tools.demo.worker", options.to_json()],
             process_count=arguments.np,
             env=shown(),
+            output=OutputRules(prefix=False),
         )
     )
     if code != 0:

@@ -146,7 +146,7 @@ def test_hosts_come_and_go_and_one_is_lost(tmp_path: Path) -> None:
         hosts.write_text("node1:2\nlocalhost:1\n")  # node1 has failed, so it is not used again
         begin = job.wait_for(BEGINS, lambda match: match[2] == "1")
         assert begin[4] == "100"
-        assert begin.string.startswith("[localhost] ")
+        assert begin.string.startswith("[localhost:")
         assert job.wait() == 0, job.text()
     assert len(job.matches(STEP)) == STEPS, "all changes were at a commit, so nothing is done again"
     assert_trained_right(job)
@@ -170,14 +170,14 @@ def test_a_host_that_freezes_while_the_job_forms_holds_up_nobody(tmp_path: Path)
     """
     run = launcher("-H", "localhost:1,node1:1", "--min-np", "1", "--elastic-timeout", "5")
     with Job([*run, *write_script(tmp_path, source)], launcher_environment(path)) as job:
-        workers = [job.wait_for(r"\[(\w+)\] pid (\d+) of 2") for _ in range(2)]
+        workers = [job.wait_for(r"\[(\w+):\d\] pid (\d+) of 2") for _ in range(2)]
         frozen = behind_ssh(job)
         os.kill(frozen, signal.SIGSTOP)
         here = next(int(match[2]) for match in workers if match[1] == "localhost")
         os.kill(here, signal.SIGKILL)
         try:
             job.wait_for("node1 did not answer in time", timeout=60)
-            job.wait_for(r"\[localhost\] pid \d+ of 1", timeout=60)
+            job.wait_for(r"\[localhost:0\] pid \d+ of 1", timeout=60)
         finally:
             os.kill(frozen, signal.SIGKILL)
 

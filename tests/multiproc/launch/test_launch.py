@@ -52,7 +52,7 @@ def test_ranks_find_each_other_and_options_reach_them(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
-        f"({r}, 3, {r}, 3, 6) {tmp_path / 't.json'} a=b" for r in range(3)
+        f"[{r}] ({r}, 3, {r}, 3, 6) {tmp_path / 't.json'} a=b" for r in range(3)
     ]
     assert done.stderr == ""
     assert list(temporary.iterdir()) == []
@@ -62,7 +62,7 @@ def test_arguments_arrive_as_they_are(tmp_path: Path) -> None:
     wanted = ["a$$b", "${local_rank}", "$local_rank", "$", "$$", "\\$x", "*", "a b", "", "'\"", "é"]
     program = write_script(tmp_path, "import json, sys; print(json.dumps(sys.argv[1:]))")
     done = subprocess.run(
-        [*launcher("-np", "1"), *program, *wanted],
+        [*launcher("-np", "1", "--no-prefix"), *program, *wanted],
         env=launcher_environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -138,7 +138,9 @@ def test_a_job_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
 def test_output_goes_to_a_file_a_rank(tmp_path: Path) -> None:
     source = "import os, sys; print('out', os.environ['RANK']); sys.stderr.write('err')"
     done = launch(tmp_path, source, "-np", "2", "--output-filename", str(tmp_path / "logs"))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] out 0", "[1] out 1"]
+    assert sorted(done.stderr.splitlines()) == ["[0] err", "[1] err"]
     for rank in range(2):
         folder = tmp_path / "logs" / f"rank.{rank}"
         assert (folder / "stdout").read_text() == f"out {rank}\n"
@@ -169,9 +171,9 @@ def test_ranks_on_two_hosts_find_each_other_and_no_secret_is_on_a_command_line(
     assert done.returncode == 0, done.stderr
     told = f"do-not-show hidden-too {tmp_path} {os.getcwd()}"  # HOME is that of the other login
     assert sorted(done.stdout.splitlines()) == [
-        f"[hostA] (1, 3, 0, 2, 6) {told}",
-        f"[hostA] (2, 3, 1, 2, 6) {told}",
-        f"[hostB] (0, 3, 0, 1, 6) {told}",
+        f"[hostA:1] (1, 3, 0, 2, 6) {told}",
+        f"[hostA:2] (2, 3, 1, 2, 6) {told}",
+        f"[hostB:0] (0, 3, 0, 1, 6) {told}",
     ]
     assert done.stderr == ""
     calls = log.read_text()
@@ -237,7 +239,7 @@ def test_a_progress_bar_is_seen_while_it_moves(tmp_path: Path) -> None:
     """
     command = [*launcher("-H", "hostA:1,hostB:1"), *write_script(tmp_path, source)]
     with Job(command, launcher_environment(path)) as job:
-        job.wait_for(r"\[hostA\] 10%", timeout=60)
+        job.wait_for(r"\[hostA:0\] 10%", timeout=60)
         go.touch()
         assert job.wait() == 0
 
