@@ -46,8 +46,8 @@ _NOT_NEEDED: dict[tuple[str, ...], tuple[int, str]] = {
     ("--mpi-threads-disable",): (0, "MPI is not used"),
     ("--num-nccl-streams",): (1, "NCCL_MAX_NCHANNELS is the nearest setting"),
     ("--thread-affinity",): (1, "use taskset or numactl before the command"),
-    ("--log-level",): (1, "messages are few; --verbose shows the launcher's, TORCH_LOGS PyTorch's"),
-    ("--log-without-timestamp",): (0, "messages have no time stamps"),
+    ("--log-without-timestamp",): (0, "messages always have the time"),
+    ("--log-with-timestamp",): (0, "messages always have the time"),
 }
 _INSTEAD: dict[tuple[str, ...], tuple[int, str]] = {
     ("--mpi",): (0, "start it with mpirun -np N ...; hvd_order understands its variables"),
@@ -135,6 +135,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("settings of hvd_order under Horovod's names")
     add = settings.add_argument
     add("--timeline-filename", metavar="F", help="write what happened when (HVD_ORDER_TIMELINE)")
+    add("--log-level", metavar="LEVEL",
+        help="debug, info, warning or error: messages of hvd_order (HVD_ORDER_LOG)")  # fmt: skip
     add("--autotune", action="store_true", help="try slice sizes (HVD_ORDER_TUNE=1, the default)")
     add("--no-stall-check", action="store_true", help="no warnings about ranks that are late")
     add("--stall-check-warning-time-seconds", type=float, metavar="S",
@@ -245,6 +247,8 @@ def _variables(parsed: argparse.Namespace) -> dict[str, str]:
         env[name] = value
     if parsed.timeline_filename:
         env["HVD_ORDER_TIMELINE"] = str(Path(parsed.timeline_filename).absolute())
+    if parsed.log_level:
+        env["HVD_ORDER_LOG"] = parsed.log_level
     if parsed.autotune:
         env["HVD_ORDER_TUNE"] = "1"
     if parsed.no_stall_check:

@@ -13,10 +13,12 @@ import shlex
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import (
     check_room,
@@ -43,10 +45,12 @@ def run(request: LaunchRequest) -> int:
         if signal n ended it. 130 after Ctrl-C.
 
     Raises:
-        InvalidUsage: the command does not exist, or a host list or script is wrong.
+        InvalidUsage: the command does not exist, a variable has a wrong value, or a host list or
+            script is wrong.
         ImportError: PyTorch is not installed.
     """
     _check_command(request.command)
+    _check_variables(request)
     if not request.oversubscribe:
         check_room(_count_here(request))  # other hosts check themselves
     if _is_only_here(request):
@@ -142,6 +146,18 @@ def _check_command(command: Sequence[str]) -> None:
         if command[0].endswith(".py") and Path(command[0]).exists():
             hint = f"; to run a Python script write: python {shlex.join(command)}"
         raise InvalidUsage(f"there is no command {command[0]!r}{hint}")
+
+
+def _check_variables(request: LaunchRequest) -> None:
+    """Finds wrong variables before anything is started; each rank would find them much later."""
+    environ = {**os.environ, **request.env}
+    if request.servers:
+        environ = {"HVD_ORDER_COMM": "ps", **environ, "HVD_ORDER_SERVERS": str(request.servers)}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Config.from_environment(environ)
+    for each in found:
+        sys.stderr.write(f"hvd-order: {each.message}\n")
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ def test_every_knob_is_read() -> None:
             "HVD_ORDER_ELASTIC_DIR": "/shared/job",
             "HVD_ORDER_CHECK_RANKS": "yes",
             "HVD_ORDER_DEBUG": "split, Host_Waits",
+            "HOROVOD_LOG_LEVEL": "FATAL",
             "HVD_ORDER_ALIAS": "1",
         }
     )
@@ -58,6 +59,7 @@ def test_every_knob_is_read() -> None:
         elastic_dir="/shared/job",
         check_ranks=True,
         debug=frozenset({"host_waits", "split"}),
+        log="error",
         alias=True,
     )
 

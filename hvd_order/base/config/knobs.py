@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args
@@ -138,12 +138,18 @@ def one_of(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]])
 
 
-def choice(literal: Any) -> KnobKind:
-    """Returns the kind of a ``Literal`` type of words, which is the one place that lists them."""
+def choice(literal: Any, also: Mapping[str, str] | None = None) -> KnobKind:
+    """Returns the kind of a ``Literal`` type of words, which is the one place that lists them.
+
+    Args:
+        literal: the type.
+        also: other words, and those that they stand for.
+    """
     choices: tuple[str, ...] = get_args(literal)
 
     def parse(text: str) -> str:
         word = text.strip().lower()
+        word = (also or {}).get(word, word)
         if word not in choices:
             raise ValueError(f"expected one of {', '.join(choices)}; got {text!r}")
         return word

@@ -50,6 +50,10 @@ Split = Literal["auto", "never"]
 Updater = Literal["worker", "server"]
 Consistency = Literal["sync", "async"]
 Debug = Literal["host_waits", "split"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+_LEVELS = choice(LogLevel, {"trace": "debug", "fatal": "error"})  # also Horovod's words
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,14 @@ class Config:
         "Slower ways, to find where a fault lies. `host_waits`: the host waits for a sum itself "
         "before it launches work on it, not only until a stream of the device waits. `split`: "
         "sums in two halves wherever that is possible.",
+    )
+    log: LogLevel | None = knob(
+        "",
+        _LEVELS,
+        "Write messages of the logger `hvd_order` from this level on, to standard error unless the "
+        "program sets up logging itself. Not set: warnings, or what the program's logging says.",
+        also="HOROVOD_LOG_LEVEL",
+        may_differ=True,
     )
     alias: bool = knob(
         "0",

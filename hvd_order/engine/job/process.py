@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from hvd_order.base import log
 from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine.job.job import current, holder, is_initialized
@@ -58,7 +59,11 @@ def init(comm: object = None) -> None:
     with holder.lock:
         if is_initialized():
             return
-        holder.begin(new_job(Config.from_environment()))
+        config = Config.from_environment()
+        log.begin(config.log)
+        job = new_job(config)
+        log.set_rank(job.rank)
+        holder.begin(job)
         if multiprocessing.parent_process() is not None:
             # A process forked by multiprocessing ends without atexit.
             multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)

@@ -18,6 +18,7 @@ from helpers.launching import gone
 from hvd_order import __version__
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch import hosts, options
+from hvd_order.launch import run as module
 from hvd_order.launch.hosts import Host, discover_hosts, parse_hosts, read_hostfile, share
 from hvd_order.launch.jobs.agent_process import ssh_command
 from hvd_order.launch.request import LaunchRequest
@@ -206,10 +207,20 @@ def test_servers_are_started_where_the_fewest_run(monkeypatch: pytest.MonkeyPatc
 def test_settings_become_variables() -> None:
     stall = ["--stall-check-warning-time-seconds", "5", "--gloo-timeout-seconds", "9"]
     made = request(
-        "-np", "1", "--timeline-filename", "/t.json", "--autotune", "-x", "A=b=c", *stall
+        "-np",
+        "1",
+        "--timeline-filename",
+        "/t.json",
+        "--autotune",
+        "-x",
+        "A=b=c",
+        *stall,
+        "--log-level",
+        "INFO",
     )
     assert made.env == {
         "A": "b=c",
+        "HVD_ORDER_LOG": "INFO",
         "HVD_ORDER_TIMELINE": "/t.json",
         "HVD_ORDER_TUNE": "1",
         "HVD_ORDER_STALL_WARNING": "5.0",
@@ -264,6 +275,28 @@ def test_mistakes_on_the_command_line(
     error = capsys.readouterr().err
     assert error.startswith("hvd-order: ")
     assert message in error
+
+
+def test_wrong_variables_are_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    touch = ["touch", str(tmp_path / "started")]
+    assert main(["run", "-np", "2", "-x", "HVD_ORDER_SLICE_BYTES=2mob", *touch]) == 2
+    assert capsys.readouterr().err == (
+        "hvd-order: HVD_ORDER_SLICE_BYTES: expected a size such as 2MiB, 500KB or 4194304, got "
+        "'2mob'\n"
+    )
+    assert main(["run", "-np", "2", "--log-level", "loud", *touch]) == 2
+    assert "HVD_ORDER_LOG: expected one of debug, info, warning" in capsys.readouterr().err
+    monkeypatch.setenv("HVD_ORDER_POLCY", "arrival")
+    assert main(["run", "-np", "2", "-x", "HVD_ORDER_TUNE=maybe", *touch]) == 2
+    monkeypatch.setattr(module, "_run_workers", lambda request: 0)
+    assert main(["run", "-np", "2", *touch]) == 0
+    assert capsys.readouterr().err.endswith(
+        "hvd-order: environment variable HVD_ORDER_POLCY is not known to hvd_order and has no "
+        "effect; did you mean HVD_ORDER_POLICY?\n"
+    )
+    assert not (tmp_path / "started").exists()
 
 
 def test_check_build(capsys: pytest.CaptureFixture[str]) -> None:
