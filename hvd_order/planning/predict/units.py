@@ -58,7 +58,7 @@ def rate_text(bytes_per_s: float) -> str:
     """Formats a bandwidth in the usual unit of links: ``10 Gbit/s``."""
     bits = 8 * bytes_per_s
     for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits >= size:
+        if bits >= _ROUNDS_UP * size:
             return f"{bits / size:.3g} {unit}"
     return f"{bits:.3g} bit/s"
 

@@ -271,11 +271,16 @@ def _write_title(
     first, last = window.steps[0], window.steps[-1]
     sent = [transfer for transfer in trace.transfers if first <= transfer.step <= last]
     crossing = sum(transfer in late for transfer in sent)
+    overlap = (
+        f"{crossing} of them arrive after the next forward has begun"
+        if _forwards(trace)
+        else "forward passes are not recorded, so what overlaps is unknown"
+    )
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     figure.suptitle(
         f"rank {trace.rank}, {which}: {len(sent)} slices, "
         f"{sum(transfer.bytes for transfer in sent) / 2**20:.1f} MiB; "
-        f"{crossing} of them arrive after the next forward has begun",
+        f"{overlap}",
         fontsize=12,
     )
 

@@ -43,6 +43,11 @@ _CLIPPED_COLUMNS = (
     "gain: in halves against today"
 )
 
+_LOSES = (
+    "Where gain is below zero a job does not lose it: its trials (HVD_ORDER_TUNE=1, the default) "
+    "take DDP's way there."
+)
+
 
 def report_of(model: str, what_if: WhatIf, steps: Sequence[SimulatedStep]) -> ReportContent:
     """Sums up simulated steps of one model on one network."""
@@ -120,6 +125,8 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
         "",
         _CLIPPED_COLUMNS if first.clipped else _COLUMNS,
     ]  # fmt: skip
+    if any(round(100 * what_if.outlook().gain) < 0 for what_if in networks):
+        lines += [_LOSES]
     if here is not None:
         lines += ["", _advice_fact(advices[here], first.clipped)]
     return "\n".join(lines) + "\n"

@@ -23,6 +23,7 @@ from hvd_order import __version__
 from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 from hvd_order.launch.options import add_options, request_from
 from hvd_order.launch.run import run
+from hvd_order.tools.cli.completion import SHELLS, write_completion
 from hvd_order.tools.cli.parser import CommandParser, nearest
 
 __all__ = ["main"]
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Python flushes once more when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        sys.stderr.write(f"hvd-order: {error}\n")
+        sys.stderr.write(f"hvd-order: {_told(error)}\n")
         return 2
     except HorovodInternalError as error:
         sys.stderr.write(f"hvd-order: {error}\n")
@@ -72,6 +73,17 @@ def _main(arguments: list[str]) -> int:
     return _COMMANDS[parsed.subcommand].main(parsed)
 
 
+def _told(error: Exception) -> str:
+    """What a user reads of an error."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        absolute = Path(os.fsdecode(error.filename)).absolute()
+        there = next(each for each in (absolute, *absolute.parents) if each.exists())
+        return f"there is no file {error.filename}; of its path {there} is there: check the name"
+    return f"{error.filename}: {error.strerror}"
+
+
 def _reader_has_ended() -> bool:
     """Whether the broken pipe is that of the output, not a connection's."""
     output = select.poll()
@@ -88,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="subcommand",
         metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune "
-        "| predict | cluster | serve | servers",
+        "| predict | cluster | serve | servers | completion",
     )
     for name, command in _COMMANDS.items():
         command.add_options(
@@ -145,13 +157,18 @@ def _timeline(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _add_completion_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
+
+
 def _bench(arguments: Sequence[str]) -> int:
     # Benchmarks are no part of the installed package: they need the checkout and its peers.
     roots = (Path(__file__).parents[3], Path.cwd())
     root = next((each for each in roots if (each / "benchmarks/torch").exists()), None)
     if root is None:
         sys.stderr.write(
-            "hvd-order: bench needs the benchmarks of the source tree; run it in a checkout\n"
+            "hvd-order: bench needs the folder benchmarks, which no wheel has; unpack the sdist "
+            "and run it there\n"
         )
         return 2
     emulated, real = "benchmarks.torch.side_by_side", "benchmarks.torch.nodes"
@@ -283,5 +300,11 @@ _COMMANDS = {
         None,
         _add_timeline_options,
         _timeline,
+    ),
+    "completion": _Command(
+        "print a script that makes a shell complete hvd-order's options",
+        'Prints a script for a shell, by shtab. For bash: eval "$(hvd-order completion bash)"',
+        _add_completion_options,
+        lambda parsed: write_completion(_parser(), parsed.shell),
     ),
 }

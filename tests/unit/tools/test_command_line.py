@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from hvd_order.tools.cli.main import main
@@ -31,3 +37,38 @@ def test_an_unknown_option(
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rnu", "-np", "2"]) == 2
     assert "there is no command 'rnu' (do you mean run?)" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_named_with_what_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tmp_path / "no" / "hosts"
+    assert main(["run", "-np", "1", "--hostfile", str(hosts), "true"]) == 2
+    assert capsys.readouterr().err == (
+        f"hvd-order: there is no file {hosts}; of its path {tmp_path} is there: check the name\n"
+    )
+
+
+def test_completion_is_made_from_the_parser(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install shtab" in capsys.readouterr().err
+
+    def complete(parser: argparse.ArgumentParser, shell: str) -> str:
+        return f"{shell}: {parser.format_help()}"
+
+    monkeypatch.setitem(sys.modules, "shtab", SimpleNamespace(complete=complete))
+    assert main(["completion", "zsh"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("zsh: usage: hvd-order ")
+    assert "doctor" in said
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvd_order", "--version"], capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("hvd-order ")
