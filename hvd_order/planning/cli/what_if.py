@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvd_order.base.link.advice import Outlook, advise
 from hvd_order.planning.cli.network_options import (
@@ -14,6 +18,9 @@ from hvd_order.planning.cli.network_options import (
 )
 from hvd_order.planning.files.profile import Profile, read_profile
 from hvd_order.planning.report.output import Output
+
+if TYPE_CHECKING:
+    from hvd_order.planning.predict.what_if import WhatIf
 
 __all__ = ["add_advise_options", "add_plan_options", "advise_main", "plan_main"]
 
@@ -27,6 +34,7 @@ def add_advise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, help="file that hvd-order profile wrote")
     add_network_options(parser)
     add_clipped_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +49,25 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, metavar="FILE", help="a page with text and picture")
 
 
+def _json(profile: Profile, networks: Sequence[WhatIf]) -> str:
+    """The outlooks on some networks; all times in seconds, rates in bytes per second."""
+    rows = []
+    for what_if in networks:
+        outlook = what_if.outlook()
+        advice = advise(outlook)
+        rows.append(
+            {
+                "bytes_per_s": what_if.network.bytes_per_s,
+                **dataclasses.asdict(outlook),
+                "gain": outlook.gain,
+                "possible_gain": outlook.possible_gain,
+                "mode": advice.mode,
+                "reason": advice.reason,
+            }
+        )
+    return json.dumps({"model": profile.model, "networks": rows}, indent=1) + "\n"
+
+
 def advise_main(parsed: argparse.Namespace) -> int:
     """Prints what ordering can gain, on this and on other networks.
 
@@ -53,6 +80,9 @@ def advise_main(parsed: argparse.Namespace) -> int:
     from hvd_order.planning.report.what_if import advice_text
 
     profile = read_profile(parsed.profile)
+    if parsed.ranks == 1 and parsed.json:
+        sys.stdout.write(_json(profile, []))
+        return 0
     if parsed.ranks == 1:
         compute_s = profile.graph("median").compute_s
         alone = Outlook(1, compute_s, 0.0, compute_s, compute_s, compute_s, compute_s)
@@ -71,6 +101,9 @@ def advise_main(parsed: argparse.Namespace) -> int:
         networks = [network if f == 1 else network.at_rate(f * rate) for f in _FACTORS]
         here = _FACTORS.index(1)
     what_ifs = [WhatIf(graph, network, clipped=parsed.clipped) for network in networks]
+    if parsed.json:
+        sys.stdout.write(_json(profile, what_ifs))
+        return 0
     sys.stdout.write(advice_text(profile.model, what_ifs, here))
     if here is None:
         sys.stdout.write("\nFor advice name your network: --bandwidth 10gbit --ranks 8\n")
@@ -93,6 +126,11 @@ def plan_main(parsed: argparse.Namespace) -> int:
     network = network_from(parsed, profile)
     what_if = WhatIf(profile.graph("median"), network, parsed.servers, parsed.clipped)
     steps = [what_if.step(name) for name in what_if.ways]
+    if parsed.json:
+        ways = [{"title": step.title, "step_s": step.step_s} for step in steps]
+        numbers = {"model": profile.model, "bound_s": what_if.bound_s, "steps": ways}
+        sys.stdout.write(json.dumps(numbers, indent=1) + "\n")
+        return 0
     report = report_of(profile.model, what_if, steps)
     png = None if parsed.no_png else parsed.png or parsed.profile.with_suffix(".plan.png")
     Output(png, parsed.html).write(

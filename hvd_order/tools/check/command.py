@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore", type=_codes, default=[], metavar="CODES", help="do not report these"
     )
+    parser.add_argument("--json", action="store_true", help="print findings as JSON")
 
 
 def main(parsed: argparse.Namespace) -> int:
@@ -33,6 +36,10 @@ def main(parsed: argparse.Namespace) -> int:
         OSError, UnicodeDecodeError: a file cannot be read.
     """
     findings = check_paths(parsed.paths, parsed.select, parsed.ignore)
+    if parsed.json:
+        rows = [dataclasses.asdict(one) for one in findings]
+        sys.stdout.write(json.dumps({"findings": rows}, indent=1) + "\n")
+        return int(counts(findings))
     for one in findings:
         sys.stdout.write(f"{one}\n")
     return int(counts(findings))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.oracles.graphs import chain, random_graph, with_backward
+from helpers.schemas import printed
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.advice import Outlook, advise, run_line
@@ -340,6 +341,25 @@ def test_advise_on_a_named_network(profile: Path, capsys: pytest.CaptureFixture[
     assert rows[0].startswith("500 Mbit/s")
     assert rows[-1].startswith("50 Gbit/s")
     assert "Recommended: order" in said
+
+
+def test_json_fits_the_schemas(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = ["--bandwidth", "5gbit", "--ranks", "4"]
+    said = printed(capsys, 0, "advise", profile, *network)
+    assert [row["bytes_per_s"] for row in said["networks"]][3] == 5e9 / 8
+    assert said["networks"][3]["mode"] == "order"
+    assert printed(capsys, 0, "advise", profile, "--ranks", "1")["networks"] == []
+    planned = printed(capsys, 0, "plan", profile, *network)
+    assert all(step["step_s"] >= planned["bound_s"] for step in planned["steps"])
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nimport horovod.torch as hvd\nhvd.init()\nmodel = torch.nn.Linear(1, 1)\n"
+        "hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))\n"
+    )
+    found = printed(capsys, 1, "check", script)["findings"]
+    assert found[0]["path"] == str(script)
 
 
 def test_advise_to_a_program_that_clips(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
