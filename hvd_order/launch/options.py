@@ -11,9 +11,11 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from hvd_order import __version__
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.launch.config_file import arguments_of
 from hvd_order.launch.hosts import Host, parse_hosts, read_hostfile
 from hvd_order.launch.request import ElasticRules, LaunchRequest, OutputRules
 
@@ -55,7 +57,6 @@ _INSTEAD: dict[tuple[str, ...], tuple[int, str]] = {
     ("--mpi-args",): (1, "start it with mpirun and these arguments"),
     ("--tcp",): (0, "Gloo always uses TCP; for NCCL set -x NCCL_IB_DISABLE=1"),
     ("--binding-args",): (1, "use mpirun, or taskset or numactl before the command"),
-    ("--config-file",): (1, "write its settings as options, or export HVD_ORDER_ variables"),
 }
 
 
@@ -92,6 +93,8 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     add("-prefix-timestamp", "--prefix-timestamp", "--prefix-output-with-timestamp",
         action="store_true", help="begin each line of output with the time")  # fmt: skip
     add("--no-prefix", action="store_true", help="lines of output without [rank]")
+    add("--config-file", type=Path, metavar="F",
+        help="options in YAML, JSON or TOML, as of horovodrun; those given here win")  # fmt: skip
     add("--start-timeout", type=float, metavar="S",
         help="seconds for all hosts to answer (default: HOROVOD_START_TIMEOUT or 30)")  # fmt: skip
     add("-v", "--version", action="version", version=f"hvd-order {__version__}")
@@ -152,6 +155,8 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
     Raises:
         InvalidUsage: options contradict each other, or are not supported.
     """
+    if parsed.config_file is not None:
+        _add_from_file(parsed, parsed.config_file)
     for names, (_, cure) in _INSTEAD.items():
         if _given(parsed, names):
             raise InvalidUsage(f"{names[-1]} does not exist here: {cure}")
@@ -199,6 +204,22 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         max_servers=parsed.max_servers,
         oversubscribe=parsed.oversubscribe,
     )
+
+
+class _FileParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidUsage(f"{self.prog}: {message}")
+
+
+def _add_from_file(parsed: argparse.Namespace, path: Path) -> None:
+    """Sets the options that a file names and the command line does not."""
+    parser = _FileParser(prog=str(path), add_help=False, allow_abbrev=False)
+    add_options(parser)
+    found = parser.parse_args(arguments_of(path))
+    for name, value in vars(found).items():
+        default = parser.get_default(name)
+        if value != default and getattr(parsed, name) == default and name != "command":
+            setattr(parsed, name, value)
 
 
 def _given(parsed: argparse.Namespace, names: tuple[str, ...]) -> bool:

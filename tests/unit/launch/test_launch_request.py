@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +146,6 @@ def test_counts() -> None:
         (["-np", "2", "--max-servers", "2"], "--max-servers 2 needs servers to begin with"),
         (["-np", "2", "--mpi"], "start it with mpirun"),
         (["-np", "2", "--mpi-args=--map-by node"], "start it with mpirun and these"),
-        (["-np", "2", "--config-file", "f"], "write its settings as options"),
         (["-np", "2", "-x", "A"], "-x A: expected NAME=VALUE"),
         (["-np", "2", "--ssh-option=-oX"], "--ssh-option -oX: expected NAME=VALUE"),
     ],
@@ -228,6 +229,67 @@ def test_settings_become_variables() -> None:
     }
     # Horovod's word for never.
     assert request("-np", "1", "--stall-check-shutdown-time-seconds", "0").env == {}
+
+
+SETTINGS = {
+    "num_proc": 3,
+    "stall_check": {"enabled": True, "warning_time_seconds": 7},
+    "timeline": {"filename": "/t.json"},
+    "autotune": {"enabled": False},
+    "logging": {"level": "INFO", "with_timestamp": False},
+    "blacklist-cooldown-range": [1, 2],
+    "env": {"A": "b c"},
+}
+
+
+def test_a_file_of_options_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(SETTINGS))
+    made = request("--config-file", str(path), "--timeline-filename", "/mine.json")
+    assert made.process_count == 3
+    assert made.command == ["python", "train.py", "--lr", "1"]
+    assert made.env == {
+        "A": "b c",
+        "HVD_ORDER_LOG": "INFO",
+        "HVD_ORDER_TIMELINE": "/mine.json",
+        "HVD_ORDER_STALL_WARNING": "7.0",
+    }
+    assert request("--config-file", str(path), "-np", "2").process_count == 2
+    toml = tmp_path / "job.toml"
+    toml.write_text("num_proc = 3\n[autotune]\nenabled = true\n")
+    if sys.version_info >= (3, 11):
+        assert request("--config-file", str(toml)).env == {"HVD_ORDER_TUNE": "1"}
+    yaml = tmp_path / "job.yaml"
+    yaml.write_text("num_proc: 3\nautotune:\n  enabled: true\n")
+    if find_spec("yaml"):
+        assert request("--config-file", str(yaml)).env == {"HVD_ORDER_TUNE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"num_proc": 2, "colour": 1}', "f.json: unrecognized arguments: --colour=1"),
+        ('{"num_proc": "two"}', "f.json: argument -np/--num-proc: invalid int value: 'two'"),
+        ("[1]", "f.json: expected names and values"),
+        ("{", "f.json cannot be read"),
+        ('{"num_proc": 2, "controller": "mpi"}', "start it with mpirun"),
+    ],
+)
+def test_mistakes_in_a_file_of_options(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    path.write_text(text)
+    with pytest.raises(InvalidUsage, match=re.escape(message)):
+        request("--config-file", str(path))
+
+
+def test_a_file_that_this_python_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("num_proc: 2\n")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(InvalidUsage, match="install PyYAML"):
+        request("--config-file", str(path))
 
 
 def test_options_without_effect_say_why(capsys: pytest.CaptureFixture[str]) -> None:
