@@ -22,6 +22,7 @@ from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.collectives.grouped import grouped_allreduce_async_
 from hvd_order.torch.collectives.single import synchronize
 from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT, check_passes
+from hvd_order.torch.optimizer import local_statistics
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.updates import optimizer_class, partial_step
 
@@ -80,6 +81,7 @@ class _AdasumMethods:
                 own step.
         """
         loss = None
+        local_statistics.warn_at_first_step(self)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

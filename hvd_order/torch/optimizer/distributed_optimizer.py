@@ -19,7 +19,7 @@ from hvd_order.torch.collectives.compression import Compression, Compressor
 from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.gradients.misuse import check_passes
-from hvd_order.torch.optimizer import adasum_optimizer, arguments
+from hvd_order.torch.optimizer import adasum_optimizer, arguments, local_statistics
 from hvd_order.torch.optimizer.exchange_setup import (
     ExchangeOptions,
     factors,
@@ -65,6 +65,7 @@ class _Distributed:
             raise InvalidUsage(
                 f"step() of a distributed optimizer takes no {', '.join(kwargs)}; only closure"
             )
+        local_statistics.warn_at_first_step(self)
         return exchange.step(closure)
 
     def synchronize(self) -> None:

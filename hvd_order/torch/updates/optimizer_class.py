@@ -30,6 +30,7 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
     changed = cast("Any", optimizer)
     _redirect_scheduler(changed)
     changed._hvd_base = base
+    changed._hvd_stepped = False
     ours: dict[str, Any] = {
         name: graph_capture.outside(value) if isinstance(value, types.FunctionType) else value
         for name, value in vars(methods).items()

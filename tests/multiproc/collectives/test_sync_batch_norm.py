@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.logged import logged
 from helpers.on_ranks import on_ranks
 from helpers.ranks import RankFactory, RankPool
 
@@ -140,3 +141,28 @@ def test_a_rank_that_has_joined_has_no_rows(two_ranks: RankPool) -> None:
     means = two_ranks.run(body_join)
     assert means[0] == pytest.approx([0.05])
     assert means[1] == pytest.approx([(0.05 * 0.9 + 0.15) * 0.9 + 0.25])
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("torch's", 1), ("torch's, for another optimizer", 0), ("torch's, frozen", 0), ("hvd's", 0),
+])  # fmt: skip
+@on_ranks(2)
+def test_torchs_class_without_a_default_group_warns_once(kind: str, said: int) -> None:
+    other = torch.nn.SyncBatchNorm(2)  # trained by nobody
+    norm = hvd.SyncBatchNorm(2) if kind == "hvd's" else torch.nn.SyncBatchNorm(2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), norm)
+    if kind == "torch's, frozen":
+        norm.eval()
+    if kind == "torch's, for another optimizer":
+        model[1] = torch.nn.Identity()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    with logged() as messages:
+        for _ in range(2):
+            model(torch.rand(4, 2)).sum().backward()
+            optimizer.step()
+    warnings = [text for text in messages if "SyncBatchNorm" in text]
+    assert len(warnings) == (said if hvd.rank() == 0 else 0), other
+    if warnings:
+        assert "each rank's batch alone, of '1.weight': torch.distributed has no" in warnings[0]
