@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parsed: argparse.Namespace) -> int:
-    """Prints what was found.
+    """Prints what was found, and how much was read.
 
     Returns:
         1 when there was a mistake, else 0; notes are no mistakes.
@@ -35,14 +35,15 @@ def main(parsed: argparse.Namespace) -> int:
         InvalidUsage: no such file or code.
         OSError, UnicodeDecodeError: a file cannot be read.
     """
-    findings = check_paths(parsed.paths, parsed.select, parsed.ignore)
+    checked = check_paths(parsed.paths, parsed.select, parsed.ignore)
     if parsed.json:
-        rows = [dataclasses.asdict(one) for one in findings]
+        rows = [dataclasses.asdict(one) for one in checked.findings]
         sys.stdout.write(json.dumps({"findings": rows}, indent=1) + "\n")
-        return int(counts(findings))
-    for one in findings:
+        return int(counts(checked.findings))
+    for one in checked.findings:
         sys.stdout.write(f"{one}\n")
-    return int(counts(findings))
+    sys.stdout.write(f"{checked.summary()}\n")
+    return int(counts(checked.findings))
 
 
 def _codes(text: str) -> list[str]:

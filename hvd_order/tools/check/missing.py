@@ -1,8 +1,9 @@
-"""HVD3xx, HVD401 and HVD601: calls that a program lacks in all of its files."""
+"""HVD301 to HVD303, HVD4xx and HVD601: calls that a program lacks in all of its files."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from hvd_order.tools.check.rules import Finding, finding
@@ -11,6 +12,7 @@ from hvd_order.tools.check.script import Script, argument, looks_like_optimizer,
 __all__ = ["check_missing"]
 
 _SAMPLERS = ("DistributedSampler", "ElasticSampler")
+_EVALUATION = re.compile(r"val|test|dev|infer")  # in the name of a sampler, or of its data
 _STATES = ("TorchState",)  # whose sync() broadcasts
 _DEVICES = ("set_device", "local_rank")
 
@@ -29,6 +31,8 @@ def check_missing(script: Script, program: Sequence[Script]) -> set[Finding]:
             found |= {finding(script.path, call, "HVD303") for call in _cuda_uses(script)[:1]}
         if not _calls(program, *_SAMPLERS):
             found |= {finding(script.path, call, "HVD401") for call in _unsharded(script)}
+        if _has_epochs(program) and not any("set_epoch" in one.text for one in program):
+            found |= {finding(script.path, call, "HVD402") for call in _shuffling(script)}
     if wrapped and not _scales(program):
         found |= {finding(script.path, call, "HVD601") for call in wrapped[:1]}
     return found
@@ -97,6 +101,36 @@ def _unsharded(script: Script) -> Iterator[ast.Call]:
             continue
         dataset = argument(call, 0, "dataset")
         if dataset is None or not script.depends_on_rank(dataset):
+            yield call
+
+
+def _has_epochs(program: Sequence[Script]) -> bool:
+    """Whether a loop of the program goes through epochs."""
+    return any(
+        "epoch" in text_of(node.target if isinstance(node, ast.For) else node.test).lower()
+        for script in program
+        for node in script.nodes
+        if isinstance(node, ast.For | ast.While)
+    )
+
+
+def _shuffling(script: Script) -> Iterator[ast.Call]:
+    """Samplers that shuffle for training, in an order that depends on the epoch alone."""
+    names = {
+        call: text_of(node.targets[0])
+        for node in script.nodes
+        if isinstance(node, ast.Assign)
+        for call in ast.walk(node.value)
+        if isinstance(call, ast.Call)
+    }
+    for call in script.calls:
+        if not script.called(call).endswith(".DistributedSampler"):
+            continue
+        shuffle, seed = argument(call, 3, "shuffle"), argument(call, 4, "seed")
+        ordered = isinstance(shuffle, ast.Constant) and not shuffle.value
+        reseeded = seed is not None and not isinstance(seed, ast.Constant)
+        name = f"{names.get(call, '')} {ast.unparse(call.args[0]) if call.args else ''}"
+        if not ordered and not reseeded and not _EVALUATION.search(name.lower()):
             yield call
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hvd_order.tools.check.rules import Finding, finding
 from hvd_order.tools.check.script import COLLECTIVES, Script, argument, text_of
 
-__all__ = ["check_ranks"]
+__all__ = ["Ranks"]
 
 _OPTIMIZER = re.compile(r"^torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*$")
 _SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "amsgrad")
@@ -29,7 +29,7 @@ class _Reached:
     every: list[ast.Call] = field(default_factory=list)
 
 
-class _Ranks:
+class Ranks:
     """Checks one script. Functions and methods are identified by name alone.
 
     A method call counts only on an object of a class of the script: ``bar.update()`` may be tqdm's.
@@ -53,30 +53,51 @@ class _Ranks:
             if isinstance(node, ast.Assign) and self._makes_object(node.value)
             for target in node.targets
         }
+        self._survey()
+        self._collectives = self._functions_with_collectives()
         self.findings: set[Finding] = set()
 
     def check(self) -> set[Finding]:
-        """All rules."""
-        for function in self._script.functions:
-            guarded = any(self._script.tells_ranks(d) for d in function.decorator_list)
-            reached = self._reached.setdefault(function.name, _Reached())
-            self._block(function.body, guarded, reached)
-        top = _Reached()
-        self._block(self._script.tree.body, False, top)
-        everything = [top, *self._reached.values()]
-        collective = self._functions_with_collectives()
-        for reached in everything:
-            for call in reached.some:
-                what = self._collective(call, collective)
-                if what:
-                    self.findings.add(finding(self._script.path, call, "HVD501", what))
+        """HVD501 to HVD503."""
+        for call in (call for reached in self._reached.values() for call in reached.some):
+            what = self.collective(call)
+            if what:
+                self.findings.add(finding(self._script.path, call, "HVD501", what))
         if self._script.uses_hvd:
-            self._check_saving(top)
+            self._check_saving()
         if self._script.calls_of("hvd.DistributedOptimizer"):
             self._check_settings()
         return self.findings
 
+    def calls_of_some(self) -> set[ast.Call]:
+        """The calls that only some ranks reach, in functions that only some ranks call as well."""
+        found: set[ast.Call] = set()
+        called = {self._own_function(call) for call in self._script.calls}
+        alone = called - self._called_everywhere()
+        for name, reached in self._reached.items():
+            found.update(reached.some)
+            if name in alone:
+                found.update(reached.every)
+        return found
+
+    def collective(self, call: ast.Call) -> str:
+        """The collective that this call reaches; "" if none."""
+        return self._collective(call, self._collectives)
+
     # --- who reaches what ----------------------------------------------------------------------
+
+    def _survey(self) -> None:
+        for function in self._script.functions:
+            guarded = any(self._script.tells_ranks(d) for d in function.decorator_list)
+            reached = self._reached.setdefault(function.name, _Reached())
+            self._block(function.body, guarded, reached)
+        top = self._reached.setdefault("", _Reached())
+        self._block(self._script.tree.body, False, top)
+
+    def _called_everywhere(self) -> set[str]:
+        """Own functions that some code calls on every rank."""
+        reached = self._reached.values()
+        return {self._own_function(call) for one in reached for call in one.every}
 
     def _block(self, body: Sequence[ast.stmt], guarded: bool, reached: _Reached) -> None:
         for place, node in enumerate(body):
@@ -129,7 +150,6 @@ class _Ranks:
     # --- rules ---------------------------------------------------------------------------------
 
     def _collective(self, call: ast.Call, functions: dict[str, str]) -> str:
-        """The collective that this call reaches; "" if none."""
         meaning = self._script.called(call)
         if meaning in COLLECTIVES:
             subset = argument(call, None, "process_set")
@@ -145,25 +165,21 @@ class _Ranks:
             for name, reached in self._reached.items():
                 whats = (self._collective(call, found) for call in reached.every)
                 what = next((what for what in whats if what), "")
-                if what and name not in found:
+                if name and what and name not in found:
                     found[name] = what.split(",")[0]
             if len(found) == before:
                 break
         return found
 
-    def _check_saving(self, top: _Reached) -> None:
-        everywhere = {
-            self._own_function(call)
-            for reached in (top, *self._reached.values())
-            for call in reached.every
-        }
+    def _check_saving(self) -> None:
+        everywhere = self._called_everywhere()
         memory = {
             text_of(target)
             for node in self._script.nodes
             if isinstance(node, ast.Assign) and text_of(node.value).endswith("BytesIO()")
             for target in node.targets
         }
-        for name, reached in [("", top), *self._reached.items()]:
+        for name, reached in self._reached.items():
             if name and name not in everywhere:
                 continue  # a function that one rank calls, or another file
             for call in reached.every:
@@ -215,8 +231,3 @@ def _is_setting(target: ast.expr) -> bool:
     """Whether it is a hyper-parameter of a group: ``group["lr"]``."""
     key = target.slice if isinstance(target, ast.Subscript) else None
     return isinstance(key, ast.Constant) and key.value in _SETTINGS
-
-
-def check_ranks(script: Script) -> set[Finding]:
-    """HVD501 to HVD503 of a script."""
-    return _Ranks(script).check()

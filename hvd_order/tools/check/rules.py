@@ -30,6 +30,8 @@ class Rule:
     note: bool = False
 
 
+_DEFAULT_GROUP = "torch.distributed.init_process_group() before hvd.init()"
+
 RULES = {
     rule.code: rule
     for rule in (
@@ -92,9 +94,21 @@ RULES = {
             "torch.cuda.set_device(hvd.local_rank()) after hvd.init()",
         ),
         Rule(
+            "HVD304",
+            "parameters are updated by hand from the gradients of each rank alone, so ranks drift "
+            "apart",
+            "a torch.optim optimizer in hvd.DistributedOptimizer, or hvd.allreduce_(p.grad) before "
+            "the update",
+        ),
+        Rule(
             "HVD401",
             "every rank reads the whole data set: shuffle=True without a sampler",
             "sampler=DistributedSampler(dataset, hvd.size(), hvd.rank()) instead of shuffle=True",
+        ),
+        Rule(
+            "HVD402",
+            "every epoch has the same order: nothing calls set_epoch() of this sampler",
+            "sampler.set_epoch(epoch) at the beginning of each epoch",
         ),
         Rule(
             "HVD501",
@@ -112,6 +126,11 @@ RULES = {
             "the same class and hyper-parameters on every rank",
         ),
         Rule(
+            "HVD504",
+            "some ranks save this file, and the others do not wait for it before they load it",
+            "hvd.barrier() on every rank between saving and loading",
+        ),
+        Rule(
             "HVD601",
             "the learning rate does not grow with the number of ranks, though the batch does",
             "lr * hvd.size(), with warm-up, is the usual start",
@@ -122,6 +141,24 @@ RULES = {
             "torch.compile comes before DistributedOptimizer",
             "compile after wrapping, block by block, so that no hook is added to a compiled model",
             note=True,
+        ),
+        Rule(
+            "HVD701",
+            "torchmetrics finds no default process group, so this metric is of each rank's batches "
+            "alone",
+            f"{_DEFAULT_GROUP}, or hvd.allreduce of what it computes",
+        ),
+        Rule(
+            "HVD702",
+            "torch's SyncBatchNorm finds no default process group, so its statistics are of each "
+            "rank's batch alone",
+            f"{_DEFAULT_GROUP}, or hvd.SyncBatchNorm",
+        ),
+        Rule(
+            "HVD703",
+            "DistributedSampler raises: without num_replicas and rank it needs a default process "
+            "group",
+            f"DistributedSampler(dataset, hvd.size(), hvd.rank()), or {_DEFAULT_GROUP}",
         ),
     )
 }
@@ -171,7 +208,8 @@ def reference_page() -> str:
         "notes aside, and 2 when a file cannot be read. `--select HVD1,HVD201` and `--ignore HVD6`",
         "take codes or their beginnings; `# hvd-order: ignore[HVD101]` silences its line.",
         "Local modules that a script imports are read as well, so one file may have what another",
-        "lacks. Scripts for `horovod.torch` and `hvd_order.torch` are checked alike.",
+        "lacks. Scripts for `horovod.torch` and `hvd_order.torch` are checked alike. The last line",
+        "says what was read: `13 files, nothing found; 6 do not use hvd_order`.",
         "",
         "| code | what is wrong | cure |",
         "| --- | --- | --- |",

@@ -4,34 +4,65 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.tools.check.default_group import check_default_group
 from hvd_order.tools.check.missing import check_missing
-from hvd_order.tools.check.ranks import check_ranks
+from hvd_order.tools.check.ranks import Ranks
 from hvd_order.tools.check.rules import RULES, Finding
+from hvd_order.tools.check.saved_files import check_saved_files
 from hvd_order.tools.check.script import Script
 from hvd_order.tools.check.stepping import check_stepping
+from hvd_order.tools.check.updates_by_hand import check_updates_by_hand
 from hvd_order.tools.check.wrapping import check_wrapping
 
-__all__ = ["check_paths", "counts"]
+__all__ = ["Checked", "check_paths", "counts"]
 
 _SILENCE = re.compile(r"#\s*hvd-order:\s*ignore(?:\[([A-Z0-9,\s]*)\])?")
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build"}
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What was read, and what was found there.
+
+    Attributes:
+        findings: sorted by file and place.
+        files: number of files that were asked for.
+        strangers: how many of them belong to no program that imports hvd_order or Horovod.
+    """
+
+    findings: list[Finding]
+    files: int
+    strangers: int
+
+    def summary(self) -> str:
+        """One line: ``13 files, nothing found; 6 do not use hvd_order``."""
+        notes = sum(RULES[one.code].note for one in self.findings)
+        mistakes = len(self.findings) - notes
+        parts = [_counted(mistakes, "mistake")] * (mistakes > 0)
+        parts += [_counted(notes, "note")] * (notes > 0)
+        text = f"{_counted(self.files, 'file')}, {' and '.join(parts) or 'nothing found'}"
+        if not self.strangers:
+            return text
+        if self.strangers == self.files:
+            return f"{text}; {'it does' if self.files == 1 else 'they do'} not use hvd_order"
+        return (
+            f"{text}; {self.strangers} {'does' if self.strangers == 1 else 'do'} not use hvd_order"
+        )
+
+
 def check_paths(
     paths: Iterable[Path], select: Sequence[str] = (), ignore: Sequence[str] = ()
-) -> list[Finding]:
+) -> Checked:
     """Checks Python files, and all of those below folders.
 
     Args:
         paths: files and folders.
         select: codes or beginnings of codes to report; empty: all.
         ignore: codes or beginnings of codes not to report.
-
-    Returns:
-        Findings, sorted by file and place.
 
     Raises:
         InvalidUsage: no such file, or no such code.
@@ -45,7 +76,9 @@ def check_paths(
             )
     scripts: dict[Path, Script] = {}
     findings: set[Finding] = set()
-    for path in _files(paths):
+    strangers = 0
+    files = _files(paths)
+    for path in files:
         try:
             scripts[path.resolve()] = Script(path)
         except SyntaxError as error:
@@ -56,22 +89,32 @@ def check_paths(
             findings.add(_unreadable(path, str(error)))
     for script in list(scripts.values()):
         try:
-            found = check_stepping(script) | check_wrapping(script) | check_ranks(script)
-            found |= check_missing(script, _program_of(script, scripts))
+            program = _program_of(script, scripts)
+            strangers += not any(one.imports_hvd for one in program)
+            ranks = Ranks(script)
+            found = check_stepping(script) | check_wrapping(script) | ranks.check()
+            found |= check_missing(script, program) | check_saved_files(script, ranks)
+            found |= check_default_group(script, program, ranks)
+            found |= check_updates_by_hand(script, program, ranks)
         except RecursionError as error:
             found = {_unreadable(script.path, str(error))}
         findings |= {one for one in found if not _is_silenced(one, script.lines)}
     wanted = tuple(select) or ("",)
-    return sorted(
+    chosen = sorted(
         one
         for one in findings
         if one.code.startswith(wanted) and not (ignore and one.code.startswith(tuple(ignore)))
     )
+    return Checked(chosen, len(files), strangers)
 
 
 def counts(findings: Iterable[Finding]) -> bool:
     """Whether there is a mistake among them; notes are none."""
     return any(not RULES[one.code].note for one in findings)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +23,10 @@ _RANK_NAME = re.compile(
     r"|^(main|master|chief|primary)_(process|rank|worker)$"
     r"|^(local_|global_|world_|hvd_|my_|node_)?rank$|^rank_?(0|zero)(_only)?$"
 )
+_GPU_NAME = re.compile(r"^(local_)?(gpu|device)(_id|_idx|_index|_num)?$")
+_RANK_VARIABLE = re.compile(r"(^|_)RANK$|^SLURM_(PROCID|LOCALID)$")  # of the environment
 _RANK_CALLS = {"hvd.rank", "hvd.local_rank", "hvd.cross_rank", "torch.distributed.get_rank"}
+_CONVERSIONS = ("int", "bool", "str")
 _PLAIN = (
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "grouped_allreduce",
     "grouped_allgather", "grouped_reducescatter",
@@ -49,7 +53,13 @@ COLLECTIVES = frozenset(
 
 def text_of(node: ast.AST) -> str:
     """The source of a node in one spelling: the key by which rules know variables."""
-    return node.id if isinstance(node, ast.Name) else ast.unparse(node)
+    if isinstance(node, ast.Name):
+        return node.id
+    known: str | None = getattr(node, "hvd_order_text", None)  # the rules ask often
+    if known is None:
+        known = ast.unparse(node)
+        setattr(node, "hvd_order_text", known)  # noqa: B010 - nodes declare no such attribute
+    return known
 
 
 def argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
@@ -60,6 +70,19 @@ def argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None
     if position is None or position >= len(call.args):
         return None
     return call.args[position]
+
+
+def _is_rank_variable(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and bool(_RANK_VARIABLE.search(str(node.value)))
+
+
+def _asks_whether_set(test: ast.Compare) -> bool:
+    """``rank is not None``, ``local_rank != -1``, ``rank >= 0``: the same on every rank."""
+    (compared, *more), (operator, *_) = test.comparators, test.ops
+    value = ast.unparse(compared)
+    if more:
+        return False
+    return value in ("None", "-1") or (value == "0" and isinstance(operator, ast.GtE | ast.Lt))
 
 
 def looks_like_optimizer(text: str) -> bool:
@@ -73,7 +96,7 @@ class Script:
 
     Attributes:
         path: the file.
-        lines: its text.
+        text: its text, and `lines` the same.
         tree: its syntax tree.
 
     Raises:
@@ -85,6 +108,7 @@ class Script:
         with tokenize.open(path) as file:  # knows of coding lines and byte order marks
             source = file.read()
         self.path = path
+        self.text = source
         self.lines = source.splitlines()
         self.tree = ast.parse(source, str(path))
 
@@ -125,6 +149,17 @@ class Script:
             isinstance(node, ast.Import) and any(_HVD.match(name.name) for name in node.names)
             for node in self.nodes
         )
+
+    @cached_property
+    def imports_hvd(self) -> bool:
+        """Whether it imports hvd_order or Horovod, for any framework."""
+        return any(
+            (name or "").partition(".")[0] in ("hvd_order", "horovod")
+            for node in self.nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module] if isinstance(node, ast.ImportFrom) else
+                         [alias.name for alias in node.names])
+        )  # fmt: skip
 
     def meaning(self, node: ast.expr) -> str:
         """Full name of a dotted name, ``hvd.allreduce`` or ``torch.compile``; else ""."""
@@ -176,18 +211,34 @@ class Script:
         if isinstance(node, ast.UnaryOp):
             return self._tells_ranks(node.operand, variables)
         if isinstance(node, ast.Compare):
-            return any(self._tells_ranks(n, variables) for n in (node.left, *node.comparators))
+            return not _asks_whether_set(node) and any(
+                self._tells_ranks(side, variables) or self._is_numbered_gpu(node, side)
+                for side in (node.left, *node.comparators)
+            )
         if isinstance(node, ast.BinOp):
             return self._tells_ranks(node.left, variables)
         if isinstance(node, ast.IfExp):
             return self._tells_ranks(node.test, variables)
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else text_of(node.func)
+            if name in _CONVERSIONS and node.args:
+                return self._tells_ranks(node.args[0], variables)
+            if self.called(node) in ("os.getenv", "os.environ.get") and node.args:
+                return _is_rank_variable(node.args[0])
             return self.called(node) in _RANK_CALLS or bool(_RANK_NAME.match(name))
+        if isinstance(node, ast.Subscript):
+            return self.meaning(node.value) == "os.environ" and _is_rank_variable(node.slice)
         if isinstance(node, ast.Name | ast.Attribute):
             name = node.attr if isinstance(node, ast.Attribute) else node.id
             return text_of(node) in variables or bool(_RANK_NAME.match(name))
         return False
+
+    @staticmethod
+    def _is_numbered_gpu(test: ast.Compare, side: ast.expr) -> bool:
+        """Whether ``gpu == 0`` chooses a rank by its device: no other use of such a name does."""
+        name = side.attr if isinstance(side, ast.Attribute) else text_of(side)
+        numbers = [n.value for n in (test.left, *test.comparators) if isinstance(n, ast.Constant)]
+        return bool(_GPU_NAME.match(name)) and any(type(value) is int for value in numbers)
 
     def depends_on_rank(self, node: ast.AST) -> bool:
         """Whether a rank occurs anywhere in an expression, or in what its variables were set to."""
@@ -207,7 +258,36 @@ class Script:
             self._tells_ranks(part, self._rank_variables)
             or (not isinstance(part, ast.Call) and text_of(part) in variables)
             for part in ast.walk(node)
-            if isinstance(part, ast.Call | ast.Name | ast.Attribute)
+            if isinstance(part, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
+        )
+
+    # --- variables -----------------------------------------------------------------------------
+
+    def names_from(self, source: Callable[[ast.expr], bool]) -> set[str]:
+        """Variables that are computed from such expressions, directly or through others."""
+        found: set[str] = set()
+        for _ in range(3):
+            for node in self.nodes:
+                value = node.iter if isinstance(node, ast.For) else getattr(node, "value", None)
+                if not isinstance(node, ast.Assign | ast.For) or value is None:
+                    continue
+                if source(value) or self.mentions(value, found):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    found |= {
+                        text_of(part)
+                        for target in targets
+                        for part in ast.walk(target)
+                        if isinstance(part, ast.Name | ast.Attribute)
+                    }
+        return found
+
+    @staticmethod
+    def mentions(node: ast.AST, names: set[str]) -> bool:
+        """Whether an expression has one of these variables in it."""
+        return any(
+            text_of(part) in names
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name | ast.Attribute)
         )
 
     # --- other files ---------------------------------------------------------------------------

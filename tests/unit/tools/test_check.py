@@ -8,33 +8,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from helpers import checked_scripts
+from helpers.checked_scripts import HEAD, SHARDED, START, WRAP
 from helpers.ranks import REPOSITORY
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.tools.check.rules import RULES, reference_page
 from hvd_order.tools.check.run import check_paths
-
-HEAD = """
-import torch
-import torch.nn as nn
-import torch.optim as optim
-from torch.optim.lr_scheduler import StepLR
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
-import horovod.torch as hvd
-"""
-START = """
-hvd.init()
-torch.cuda.set_device(hvd.local_rank())
-model = Net().cuda()
-optimizer = optim.SGD(model.parameters(), lr=0.1 * hvd.size())
-"""
-WRAP = """
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-"""
-SHARDED = "sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())\n"
 
 # Name: (code, script, the line that is meant). Lines of the script carry "# <--" there.
 MISTAKES = {
@@ -209,6 +189,7 @@ loader = DataLoader(data, batch_size=64, sampler=sampler)
 scheduler = StepLR(optimizer, 1)
 model = torch.compile(model)
 for epoch in range(2):
+    sampler.set_epoch(epoch)
     for i, batch in enumerate(loader):
         optimizer.zero_grad()
         loss = model(batch)
@@ -321,10 +302,14 @@ torch.save(model, "m.pt")
 }  # fmt: skip
 
 
+MISTAKES |= {name: (code, script) for name, (code, script, _) in checked_scripts.MENDED.items()}
+RIGHT |= checked_scripts.RIGHT
+
+
 def check(folder: Path, source: str, **options: list[str]) -> list[tuple[str, int]]:
     script = folder / "train.py"
     script.write_text(source)
-    return [(one.code, one.line) for one in check_paths([script], **options)]
+    return [(one.code, one.line) for one in check_paths([script], **options).findings]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -341,6 +326,16 @@ def test_a_mistake_is_found_at_its_line_and_nothing_else_is(tmp_path: Path, name
     assert check(tmp_path, whole.replace("hvd.", "horovod.torch.")) == [(code, line)]
 
 
+@pytest.mark.parametrize("name", checked_scripts.MENDED)
+def test_the_cure_silences_the_rule(tmp_path: Path, name: str) -> None:
+    code, source, mended = checked_scripts.MENDED[name]
+    changed = source
+    for old, new in mended:
+        assert old in changed
+        changed = changed.replace(old, new)
+    assert check(tmp_path, changed) == [], code
+
+
 def test_every_rule_has_a_mistake() -> None:
     assert {code for code, _ in MISTAKES.values()} | {"HVD001"} == set(RULES)
 
@@ -354,7 +349,7 @@ def test_our_own_programs_are_quiet() -> None:
     folders = [
         REPOSITORY / name for name in ("examples", "benchmarks", "hvd_order", "tests/parity")
     ]
-    found = check_paths(folders)
+    found = check_paths(folders).findings
     # Benchmarks and the demo compare with others at one learning rate.
     compare = [one for one in found if one.code == "HVD601" and "examples" not in one.path]
     assert [str(one) for one in found if one not in compare] == []
@@ -363,7 +358,7 @@ def test_our_own_programs_are_quiet() -> None:
 def test_any_file_that_python_reads_is_read(tmp_path: Path) -> None:
     (tmp_path / "mark.py").write_text("x = 1\n", encoding="utf-8-sig")
     (tmp_path / "latin.py").write_text("# coding: latin-1\nx = 'ä'\n", encoding="latin-1")
-    assert check_paths([tmp_path]) == []
+    assert check_paths([tmp_path]).findings == []
 
 
 def test_what_cannot_be_read_stops_no_other_file(tmp_path: Path) -> None:
@@ -371,7 +366,7 @@ def test_what_cannot_be_read_stops_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("x = " + " + ".join(["f()"] * 5000) + "\n")
     name = "clip after step"
     (tmp_path / "train.py").write_text(MISTAKES[name][1])
-    found = check_paths([tmp_path])
+    found = check_paths([tmp_path]).findings
     assert [one.code for one in found] == ["HVD001", "HVD001", MISTAKES[name][0]]
 
 
@@ -398,7 +393,7 @@ if hvd.rank() == 0:
     )
     (tmp_path / "train.py").write_text(script)
     line = 1 + script[: script.index("# this waits")].count("\n")
-    assert [(one.code, one.line) for one in check_paths([tmp_path])] == [("HVD501", line)]
+    assert [(one.code, one.line) for one in check_paths([tmp_path]).findings] == [("HVD501", line)]
 
 
 def test_a_mistake_of_one_file_is_no_mistake_when_another_has_it(tmp_path: Path) -> None:
@@ -420,11 +415,11 @@ lr = 0.1 * hvd.size()
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
     )
-    assert [one.code for one in check_paths([trainer])] == ["HVD301", "HVD601"]
-    assert check_paths([trainer, main]) == []
-    assert check_paths([tmp_path]) == []
+    assert [one.code for one in check_paths([trainer]).findings] == ["HVD301", "HVD601"]
+    assert check_paths([trainer, main]).findings == []
+    assert check_paths([tmp_path]).findings == []
     main.write_text("import trainer\nhvd.init()\n")
-    assert [one.path for one in check_paths([tmp_path])] == [str(trainer)] * 2
+    assert [one.path for one in check_paths([tmp_path]).findings] == [str(trainer)] * 2
 
 
 def test_comments_and_options_choose(tmp_path: Path) -> None:
@@ -475,12 +470,18 @@ def test_the_command(tmp_path: Path) -> None:
         {broken}:1:7: HVD001 this is no Python that can be read: invalid syntax (correct the syntax)
         {script}:11:5: HVD501 hvd.barrier is reached by some ranks only; they wait for the others \
 in vain (call it on every rank, and keep only its result or output to one)
+        2 files, 2 mistakes
         """)
     note = MISTAKES["learning rate (note)"][1]
     script.write_text(note)
     done = command(script)
     assert done.returncode == 0
     assert "HVD601 note: the learning rate" in done.stdout
+    assert done.stdout.endswith("\n1 file, 1 note\n")
+    broken.write_text("x = 1\n")
+    script.write_text("import hvd_order.torch\n")
+    assert command(tmp_path).stdout == "2 files, nothing found; 1 does not use hvd_order\n"
+    assert command(broken).stdout == "1 file, nothing found; it does not use hvd_order\n"
     done = command(tmp_path / "nothing.py")
     assert done.returncode == 2
     assert done.stderr == f"hvd-order: there is no file or folder {tmp_path / 'nothing.py'}\n"
