@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 try:
     import ray
@@ -33,6 +33,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 
 __all__ = ["RayExecutor", "Settings"]
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name == "ElasticRayExecutor":  # whose arguments differ from RayExecutor's
+        raise ImportError(
+            "hvd_order.ray has no ElasticRayExecutor; RayExecutor(settings, min_workers=4, "
+            "max_workers=8) is elastic, as in Horovod 0.28 (docs/guides/deployment.md)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _POLL_S = 0.2  # between two looks whether the cluster has room
 _SETTLE_S = 5.0

@@ -33,6 +33,7 @@ MODULES = {
     "horovod.keras": "hvd_order.keras",
     "horovod.keras.callbacks": "hvd_order.keras.callbacks",
     "horovod.keras.elastic": "hvd_order.keras.elastic",
+    "horovod.ray": "hvd_order.ray",
     "horovod.runner": f"{_HERE}.runner",
     "horovod.tensorflow": "hvd_order.tensorflow",
     "horovod.tensorflow.compression": "hvd_order.tensorflow.ops.compression",
@@ -56,8 +57,10 @@ MODULES = {
 
 _ADVICE = {
     "mxnet": "hvd_order has no MXNet interface",
-    "spark": "start the job with hvd-order run or torchrun instead of Spark",
-    "ray": "start the job with hvd-order run or torchrun, or use Ray's own TorchTrainer",
+    "spark": (
+        "start ranks in Spark's tasks with pyspark.ml.torch.distributor.TorchDistributor, whose "
+        "variables hvd.init() reads, or the job with hvd-order run or torchrun"
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+
+from hvd_order.compat.horovod import finder
 
 Places = Sequence[tuple[str, list[str]]]
 """Node and GPUs of each worker, as Ray gives them."""
@@ -109,3 +112,18 @@ def test_each_rank_has_its_own_gpus_first(ray: FakeRay) -> None:
     ]  # fmt: skip
     executor.shutdown()
     assert ray.actors == []
+
+
+@pytest.mark.parametrize("ray", [[("a", [])]], indirect=True)
+def test_the_alias_finds_it_and_says_what_stands_for_the_elastic_one(ray: FakeRay) -> None:
+    finder.install()
+    try:
+        import hvd_order.ray
+
+        found = importlib.import_module("horovod.ray")
+        assert found.RayExecutor is hvd_order.ray.RayExecutor
+        with pytest.raises(ImportError, match="min_workers=4, max_workers=8"):
+            exec("from horovod.ray import ElasticRayExecutor")
+        assert not hasattr(found, "no_such_name")
+    finally:
+        finder.uninstall()
