@@ -13,6 +13,7 @@
 # make test-long  what takes too long for every change
 # make size     lines and files by room, against the limits that the rooms' READMEs name
 # make wheels   wheels and the sdist, in dist/     make test-wheel  installs them into an empty environment
+# make release  sdist and wheels, checked, installed, with SBOM, hashes and notes: docs/releasing.md
 # make test-containers  the images of docker/, built and run by podman
 # make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
 # make test-torch TORCH=2.8  the tests of logic and of the optimizer with another PyTorch
@@ -41,7 +42,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs size lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos defects check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs size lock wheels release test test-device test-wheel test-containers test-long test-third-party test-torch chaos defects check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -54,6 +55,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/lock/dev.txt)
 THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/lock/third_party.txt)
 DOCS_STAMP := $(VENV)/.installed-docs-$(call key,requirements/lock/docs.txt)
 LOCK_STAMP := $(VENV)/.installed-lock-$(call key,requirements/lock/uv.txt)
+RELEASE_STAMP := $(VENV)/.installed-release-$(call key,requirements/lock/release.txt)
 FUZZ_STAMP := $(VENV)/.installed-fuzz-$(call key,requirements/lock/fuzz.txt)
 CUDA_STAMP := $(VENV)/.installed-cuda-$(call key,requirements/lock/cuda.txt)
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/lock/tensorflow.txt)
@@ -125,6 +127,12 @@ $(LOCK_STAMP): | $(BIN)/python
 	@$(PIP) install $(LOCKED)/uv.txt
 	@rm -f "$(VENV)"/.installed-lock-* && touch "$@"
 
+# Only `make release` needs it: seconds, once.
+$(RELEASE_STAMP): | $(BIN)/python
+	@echo "installing requirements/lock/release.txt"
+	@$(PIP) install $(LOCKED)/release.txt
+	@rm -f "$(VENV)"/.installed-release-* && touch "$@"
+
 # Only `make fuzz` needs it: a minute, once.
 $(FUZZ_STAMP): $(RUN_STAMP)
 	@echo "installing requirements/lock/fuzz.txt"
@@ -161,6 +169,14 @@ lock: $(LOCK_STAMP)
 # first time fetches gigabytes. WHEEL_OPTIONS: see scripts/build_wheels.py --help.
 wheels: $(RUN_STAMP)
 	"$(BIN)/python" scripts/build_wheels.py $(WHEEL_OPTIONS)
+
+# Everything that a release consists of, into dist. It publishes nothing. REHEARSAL=1 says what forbids a
+# release, and goes on.
+release: $(RELEASE_STAMP) $(DEV_STAMP)
+	rm -rf dist
+	@$(MAKE) --no-print-directory wheels
+	HVD_ORDER_DIST="$(abspath dist)" "$(BIN)/python" -m pytest tests/wheel/test_release.py
+	"$(BIN)/python" scripts/release.py $(if $(REHEARSAL),--rehearsal)
 
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/wheels"
 TORCH_RELEASES = ("2.15", "2.14", "2.13", "2.12", "2.11", "2.10", "2.9", "2.8")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+_OLDEST_LIBSTDCXX = "scripts/toolchain/oldest_libstdcxx.h"
 # All that _torch is linked with. They come from the PyTorch of the user, so no wheel holds them.
 TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 
@@ -148,6 +149,7 @@ def _wheel(python: str, source: Path, torches: Sequence[Path], out: Path) -> Pat
         **os.environ,
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         "HVD_ORDER_TORCH_FOLDERS": os.pathsep.join(str(folder.resolve()) for folder in torches),
+        "CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} -include {source / _OLDEST_LIBSTDCXX}",
         "HVD_ORDER_BUILD_DIR": str(WORK / f"cmake-{tag}"),
     }
     _run(
