@@ -201,8 +201,8 @@ def _make(mistake: Mistake) -> dict[str, Any]:
     elif seconds > _LIMIT_S and not mistake.waits:
         wrong = f"{seconds:.1f} s"
     return {
-        "seconds": seconds, "exit_status": code, "message": _message(output, folder),
-        "waits": mistake.waits, "wrong": wrong, "output": output[-4000:].replace(name, "FOLDER"),
+        "seconds": seconds, "exit_status": code, "message": _message(_without_folders(output)),
+        "waits": mistake.waits, "wrong": wrong, "output": _without_folders(output)[-4000:],
     }  # fmt: skip
 
 
@@ -229,9 +229,14 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _message(output: str, folder: Path) -> str:
+def _without_folders(output: str) -> str:
+    """The output, with files by their names: where they lie differs on each machine."""
+    return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", ".../", output)
+
+
+def _message(output: str) -> str:
     """What tells the user: the lines of the launcher, and the last error of a rank."""
-    lines = [line.strip() for line in output.replace(str(folder), "FOLDER").splitlines()]
+    lines = [line.strip() for line in output.splitlines()]
     errors = [line for line in lines if re.search(r"Error\b|error:", line)]
     ours = [line for line in lines if line.startswith("hvd-order")]
     told = dict.fromkeys([*errors[-1:], *ours]) or dict.fromkeys(lines[-1:])

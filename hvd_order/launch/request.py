@@ -101,7 +101,7 @@ class LaunchRequest:
             if self.hosts and self.process_count > slots:
                 raise InvalidUsage(
                     f"-np {self.process_count} asks for more processes than the hosts have slots, "
-                    f"{slots}"
+                    f"{slots}; name more hosts, or more slots on them (-H host:slots)"
                 )
             return
         _check_seconds("--elastic-timeout", rules.timeout_s)

@@ -142,7 +142,7 @@ def _check_command(command: Sequence[str]) -> None:
     if not command:
         raise InvalidUsage("no command to run, for example: hvd-order run -np 2 python train.py")
     if shutil.which(command[0]) is None:
-        hint = ""
+        hint = "; correct it, install it, or write its whole path"
         if command[0].endswith(".py") and Path(command[0]).exists():
             hint = f"; to run a Python script write: python {shlex.join(command)}"
         raise InvalidUsage(f"there is no command {command[0]!r}{hint}")

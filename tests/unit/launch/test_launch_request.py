@@ -129,7 +129,7 @@ def test_counts() -> None:
     [
         ([], "for example: -np 2"),
         (["-np", "0"], "at least one process"),
-        (["-np", "3", "-H", "a:2"], "more processes than the hosts have slots, 2"),
+        (["-np", "3", "-H", "a:2"], "have slots, 2; name more hosts, or more slots on"),
         (["-np", "2", "--min-np", "3"], "--min-np 3 must be between 1 and -np 2"),
         (["-np", "2", "--max-np", "1"], "--max-np 1 is less than -np 2"),
         (["-np", "3", "--min-np", "2", "-H", "a:2"], "no host is ever added"),
@@ -323,7 +323,7 @@ def test_every_option_of_horovodrun_is_known() -> None:
     [
         (["run", "-np", "2"], "no command to run"),
         (["run", "python", "train.py"], "say how many processes"),
-        (["run", "-np", "2", "no-such-program"], "there is no command 'no-such-program'"),
+        (["run", "-np", "2", "no-such-program"], "no command 'no-such-program'; correct it"),
         (["run", "-np", "2", __file__], "write: python /"),
         (["run", "-np", "1", "--network-interface", "no0", "true"], "--network-interface no0"),
         (["run", "-np", "1", "--hostfile", "/nowhere", "true"], "/nowhere"),
