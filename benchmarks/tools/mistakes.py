@@ -121,7 +121,7 @@ MISTAKES = [
                "*[torch.nn.Linear(8, 8) for _ in range(rank)])"),
     _in_script("an all-reduce of another shape on one rank", "shape",
                at_step="hvd.allreduce(torch.ones(2 + rank), name='loss')"),
-    _in_script("a collective on rank 0 alone", "rank 1|ranks 1",
+    _in_script("a collective on rank 0 alone", "rank 1|ranks 1", waits=True,
                at_step="if batch == 3 and rank == 0: hvd.allreduce(torch.ones(1), name='loss')"),
     _in_script("more batches on one rank", r"hvd\.join\(\)|join", batches="4 + rank"),
     _in_script("zero_grad() after backward()", "zero_grad", at_step="optimizer.zero_grad()"),
@@ -131,7 +131,7 @@ MISTAKES = [
     _in_script("a GPU for each rank, without GPUs", "CUDA|NVIDIA",
                model="torch.cuda.set_device(hvd.local_rank())\n" + _PARTS["model"]),
     Mistake("misspelt variable", ("HVD_ORDER_TIMEOT", "HVD_ORDER_TIMEOUT"),
-            env={"HVD_ORDER_TIMEOT": "5"}),
+            env={"HVD_ORDER_TIMEOT": "5"}, ends_well=True),
     Mistake("variable out of range", ("HVD_ORDER_TIMEOUT", "soon"),
             env={"HVD_ORDER_TIMEOUT": "soon"}),
     Mistake("plan file that does not exist", ("nosuch.json",),
@@ -235,11 +235,11 @@ def _without_folders(output: str) -> str:
 
 
 def _message(output: str) -> str:
-    """What tells the user: the lines of the launcher, and the last error of a rank."""
+    """What tells the user: the first error of a rank, and the lines of the launcher."""
     lines = [line.strip() for line in output.splitlines()]
-    errors = [line for line in lines if re.search(r"Error\b|error:", line)]
+    errors = [line for line in lines if re.match(r"[\w.]*\b[A-Z]\w+: |.*\berror: ", line)]
     ours = [line for line in lines if line.startswith("hvd-order")]
-    told = dict.fromkeys([*errors[-1:], *ours]) or dict.fromkeys(lines[-1:])
+    told = dict.fromkeys([*errors[:1], *ours]) or dict.fromkeys(lines[-1:])
     return " | ".join(told)
 
 
