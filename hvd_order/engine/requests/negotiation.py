@@ -125,7 +125,7 @@ class Negotiation:
             self._handle(sender, message)
         elif message[0] == "leave":
             self._roll_call.gone(0)
-            self._fail_all("PeerLost", "rank 0 has shut down")
+            self._fail_all("PeerLost", _has_shut_down(0))
         else:
             self._take(message)
 
@@ -187,7 +187,7 @@ class Negotiation:
                 out = self._order.join(sender, *rest)
             else:  # "leave"
                 self._roll_call.gone(sender)
-                out = self._order.gone(sender, "PeerLost", f"rank {sender} has shut down")
+                out = self._order.gone(sender, "PeerLost", _has_shut_down(sender))
             self._send_all(out)
 
     def _send_all(self, out: Outgoing) -> None:
@@ -221,3 +221,7 @@ class Negotiation:
                 return
             if errand[0] != "look":
                 self._take(errand)
+
+
+def _has_shut_down(rank: int) -> str:
+    return f"rank {rank} has shut down; with fewer batches than others it calls hvd.join() first"
