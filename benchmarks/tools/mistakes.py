@@ -119,7 +119,7 @@ MISTAKES = [
     _in_script("another number of parameters on one rank", "rank 1|ranks", "parameter",
                model="model = torch.nn.Sequential(*[torch.nn.Linear(8, 8)] * 1, "
                "*[torch.nn.Linear(8, 8) for _ in range(rank)])"),
-    _in_script("an all-reduce of another shape on one rank", "shape",
+    _in_script("an all-reduce of another shape on one rank", r"disagree.*\[2\].*\[3\]",
                at_step="hvd.allreduce(torch.ones(2 + rank), name='loss')"),
     _in_script("a collective on rank 0 alone", "rank 1|ranks 1", waits=True,
                at_step="if batch == 3 and rank == 0: hvd.allreduce(torch.ones(1), name='loss')"),
@@ -141,7 +141,7 @@ MISTAKES = [
         "torch.nn.Parameter(torch.ones(3)))"}),
     Mistake("port in use", ("port", "{port}"), command="", env={
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}),
-    Mistake("one of two ranks was never started", ("rank 1", ), command="", waits=True, env={
+    Mistake("one of two ranks was never started", (r"ranks \[1\]",), command="", waits=True, env={
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{free}",
         **_TIMEOUT}),
     _in_script("a rank that hangs", "rank 1", waits=True,

@@ -368,7 +368,7 @@ def test_a_rank_that_never_joins_is_an_error_in_time(two_ranks: RankPool, tmp_pa
 @on_ranks(2)
 def test_a_rank_that_shuts_down_instead_is_named() -> None:
     if hvd.rank() == 0:
-        with pytest.raises(hvd.HorovodInternalError, match=r"^join\(\): rank 1 has shut down; with"):
+        with pytest.raises(hvd.HorovodInternalError, match=r"^join\(\): rank 1 has shut down; "):
             hvd.join()
     hvd.shutdown()
     hvd.init()
