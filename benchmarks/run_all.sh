@@ -88,7 +88,6 @@ record throughput engine.throughput --credit-mib 32
 record throughput-decisions engine.throughput --slice-mib 0.00390625 --total-mib 3.90625 \
   --credit-mib 0.015625
 record hosts hosts.main
-record mistakes tools.mistakes
 record scheduler_events engine.scheduler_events
 record scale engine.scale
 record planning planning.orders
