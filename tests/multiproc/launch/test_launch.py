@@ -48,7 +48,9 @@ def test_ranks_find_each_other_and_options_reach_them(tmp_path: Path) -> None:
     temporary.mkdir()
     done = launch(
         tmp_path, TRAIN, "-H", "localhost:3", "--timeline-filename", str(tmp_path / "t.json"),
-        "-x", "COLOUR=a=b", env={"TMPDIR": str(temporary)},
+        "-x", "COLOUR=a=b",
+        # PyTorch makes a folder for its compiler when Dynamo is imported.
+        env={"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
