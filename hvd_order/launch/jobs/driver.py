@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -32,16 +33,22 @@ _TICK_S = 1.0
 _STOP_S = 40.0  # torch's agent gives its workers 30 s
 _KILL_S = 5.0
 _FAILURES_WITHOUT_COMMIT = 3
+_MOST_NAMED = 4
 
 
 def explain(failure: WorkerFailure, where: str = "") -> str:
-    """Describes how a worker ended."""
-    if failure.code >= 0:
-        return f"rank {failure.rank}{where} failed with exit code {failure.code}"
-    number = -failure.code
-    named = number in set(signal.Signals)  # most real-time signals have no name
-    by = signal.Signals(number).name if named else f"signal {number}"
-    return f"rank {failure.rank}{where} was ended by {by}"
+    """Describes how a worker ended, and others that failed at the same time."""
+    ends = [(failure.rank, failure.code), *failure.others]
+    more = len(ends) - _MOST_NAMED
+    named = ", ".join(f"rank {rank}{where} {_end(code)}" for rank, code in ends[:_MOST_NAMED])
+    return named + (f" and {more} more" if more > 0 else "")
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"failed with exit code {code}"
+    named = -code in set(signal.Signals)  # most real-time signals have no name
+    return f"was ended by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
 
 @dataclass
@@ -54,6 +61,11 @@ class _MemberHost:
     launcher: str | None = None  # launcher's address as seen from that host
     has_state: bool = False  # whether it was in a formation, and so may have the last commit
     deadline: float | None = None  # by then it must be ready, or have begun the formation
+
+
+def _failure(message: Mapping[str, Any]) -> WorkerFailure:
+    others = [(rank, code) for rank, code in message.get("others", ())]
+    return WorkerFailure(message["rank"], message["code"], others)
 
 
 class _Ended(Exception):  # noqa: N818  (the way out of the event loop)
@@ -180,7 +192,7 @@ class Driver:
                     each.process.send({"what": "leave"})
                 raise _Ended(0)
         elif what == "failed" and message["formation"] == self._formation:
-            self._worker_failed(host, WorkerFailure(message["rank"], message["code"]))
+            self._worker_failed(host, _failure(message))
         elif what == "error":
             _say(f"{host}: {message['text']}")
             self._lost(host, 2)

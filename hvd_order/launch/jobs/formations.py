@@ -37,10 +37,17 @@ class Formation:
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """The first worker of a host that failed in a formation; a negative code is the signal."""
+    """A worker of a host that failed in a formation.
+
+    Attributes:
+        code: its exit code; negative: the signal that ended it.
+        others: ranks and codes of those that failed at the same time. A rank that has lost another
+            one fails by an exception, and may be seen first.
+    """
 
     rank: int
     code: int
+    others: Sequence[tuple[int, int]] = ()
 
 
 class JobEnded(Exception):  # noqa: N818  (says what happened)

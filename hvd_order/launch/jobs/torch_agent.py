@@ -53,6 +53,7 @@ __all__ = ["RoundSource", "run_workers", "serve_store"]
 
 _STORE_TIMEOUT = timedelta(seconds=300)
 _REACH_S = 30.0  # timeout of the connection to the first host
+_FAIL_TOGETHER_S = 1.0  # for which others are waited for when a rank has failed
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, formation by formation
 
@@ -286,13 +287,30 @@ class _Agent(LocalElasticAgent):
         ]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
+        failed = self._failed()
         result = super()._monitor_workers(worker_group)
-        # Workers that the agent has stopped are listed too, after those that ended before.
-        for rank, failure in list(result.failures.items())[:1]:
-            self._rendezvous_handler.failure = WorkerFailure(rank, failure.exitcode)
+        if result.failures:
+            # The result also lists those that the agent has stopped since.
+            ends = [(rank, one.exitcode) for rank, one in result.failures.items()]
+            ends = [(rank, code) for rank, code in ends if rank in failed] or ends[:1]
+            ends.sort(key=lambda end: end[1] == 1)  # a rank that lost another one has this code
+            self._rendezvous_handler.failure = WorkerFailure(*ends[0], ends[1:])
         if result.state == WorkerState.SUCCEEDED and not self._source.finished():
             return RunResult(WorkerState.HEALTHY)  # makes torch ask for the next formation
         return result
+
+    def _failed(self) -> set[int]:
+        """Ranks that have failed; waits a moment for others that fail with them."""
+        now = self._rendezvous_handler.formation
+        if not isinstance(self._pcontext, SubprocessContext) or now is None:
+            return set()
+        processes = {n: each.proc for n, each in self._pcontext.subprocess_handlers.items()}
+        deadline = time.monotonic() + _FAIL_TOGETHER_S
+        while any(p.poll() for p in processes.values()) and time.monotonic() < deadline:
+            if all(p.poll() is not None for p in processes.values()):
+                break
+            time.sleep(0.02)
+        return {now.first_rank + n for n, p in processes.items() if p.poll()}
 
     def _exit_barrier(self) -> None:
         """Does nothing: `_monitor_workers` has waited for the other hosts, without a timeout."""

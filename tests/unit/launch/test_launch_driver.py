@@ -246,7 +246,12 @@ def test_a_host_that_ends_before_the_others_have_finished_is_lost(job: Job) -> N
     assert "the connection to a broke, or its agent died" in job.errors()
 
 
-def test_signals_without_a_name_are_numbered() -> None:
+def test_failures_are_explained() -> None:
+    together = WorkerFailure(1, 3, [(rank, 1) for rank in (0, 2, 3, 4)])
+    assert explain(together, " on a") == (
+        "rank 1 on a failed with exit code 3, rank 0 on a failed with exit code 1, "
+        "rank 2 on a failed with exit code 1, rank 3 on a failed with exit code 1 and 1 more"
+    )
     assert explain(WorkerFailure(3, -9)) == "rank 3 was ended by SIGKILL"
     assert explain(WorkerFailure(3, -40)) == "rank 3 was ended by signal 40"
 
