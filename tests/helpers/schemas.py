@@ -10,11 +10,11 @@ from helpers.ranks import REPOSITORY
 
 from hvd_order.tools.cli.main import main
 
-__all__ = ["printed"]
+__all__ = ["checked", "printed"]
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict, "array": list, "string": str, "integer": int, "number": (int, float),
-    "null": type(None),
+    "null": type(None), "boolean": bool,
 }  # fmt: skip
 
 
@@ -23,18 +23,27 @@ def _check(value: Any, schema: dict[str, Any], place: str = "$") -> None:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     assert any(isinstance(value, _TYPES[kind]) for kind in kinds), f"{place}: {value!r}"
     if isinstance(value, dict):
-        assert set(value) == set(schema["required"]), place
+        assert set(value) >= set(schema.get("required", ())), place
         for name, part in value.items():
-            _check(part, schema["properties"][name], f"{place}.{name}")
+            others = schema["additionalProperties"]
+            known = schema.get("properties", {}).get(name, others)
+            assert known, f"{place} has {name}"
+            _check(part, known, f"{place}.{name}")
     if isinstance(value, list):
         for i, part in enumerate(value):
             _check(part, schema["items"], f"{place}[{i}]")
 
 
+def checked(text: str, schema: str) -> Any:
+    """What a text says, checked against a schema."""
+    said = json.loads(text)
+    _check(said, json.loads((REPOSITORY / f"docs/schemas/{schema}.json").read_text("utf-8")))
+    return said
+
+
 def printed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, Any]:
     """What a command prints, checked against its schema."""
     assert main([*map(str, arguments), "--json"]) == code
-    said: dict[str, Any] = json.loads(capsys.readouterr().out)
-    path = REPOSITORY / "docs/schemas" / f"{arguments[0]}.json"
-    _check(said, json.loads(path.read_text("utf-8")))
+    words = arguments[: 2 if arguments[0] == "cluster" else 1]
+    said: dict[str, Any] = checked(capsys.readouterr().out, "_".join(map(str, words)))
     return said

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,12 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.cli.network_options import as_option
 from hvd_order.planning.predict.units import parse_duration
 from hvd_order.planning.report.drawing import new_figure
-from hvd_order.planning.report.output import Output, add_output_options
+from hvd_order.planning.report.output import (
+    Output,
+    add_json_option,
+    add_output_options,
+    write_json,
+)
 from hvd_order.planning.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -68,6 +73,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="for which a job stands still when its placement changes (default: 0)")  # fmt: skip
     add("--out", type=Path, metavar="DIR",
         help="outcomes as CSV; runs that are complete there are not repeated")  # fmt: skip
+    add_json_option(parser)
     add_output_options(parser)
 
 
@@ -112,6 +118,9 @@ def run_main(parsed: argparse.Namespace) -> int:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory()), "runs")
         folder = None if path is None else RunFolder(path, machines, _common(parsed, machines))
         results = _run_all(comparison, folder)
+        if parsed.json:
+            write_json({"runs": [asdict(result) for result in results]})
+            return 0
         title = f"{_SYNTHETIC if synthetic else Path(parsed.trace).name}: policies compared"
         report = comparison_report(title, _facts(parsed, comparison, machines), results)
         output.write(report, lambda: _figure(title, results, folder, machines), "machines by time")

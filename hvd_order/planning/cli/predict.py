@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,12 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.cli.network_options import as_option
 from hvd_order.planning.files.profile import Profile, read_profile
 from hvd_order.planning.predict.units import parse_duration, parse_rate, time_text
-from hvd_order.planning.report.output import Output, add_output_options
+from hvd_order.planning.report.output import (
+    Output,
+    add_json_option,
+    add_output_options,
+    write_json,
+)
 from hvd_order.planning.report.server_costs import (
     NOT_APART,
     calibration_text,
@@ -75,6 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help="samples a step of one worker")
     add("--price", type=float, metavar="P", help="of a worker or server for an hour")
     add("--seeds", type=int, default=5, metavar="N", help="random draws (default: %(default)s)")
+    add_json_option(parser)
     add_output_options(parser)
 
 
@@ -127,6 +133,9 @@ def main(parsed: argparse.Namespace) -> int:
         step, graph, cluster, workers, servers, parsed.mode, parsed.seeds,
         usual if chooses and parsed.mode == "sync" else None,
     )  # fmt: skip
+    if parsed.json:
+        write_json({"model": profile.model, "throughput": [asdict(row.found) for row in rows]})
+        return 0
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
     draw = functools.partial(draw_throughput, report.title, rows, parsed.batch)
     Output(parsed.png, parsed.html).write(report, draw, "throughput by workers")

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from hvd_order.planning.cli.network_options import (
     network_from,
 )
 from hvd_order.planning.files.profile import read_profile
+from hvd_order.planning.report.output import add_json_option, write_json
 from hvd_order.planning.report.page import ms_text
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="file for the plan (default: none is written)")  # fmt: skip
     add_network_options(parser)
     add_clipped_option(parser)
+    add_json_option(parser)
 
 
 def main(parsed: argparse.Namespace) -> int:
@@ -53,14 +56,33 @@ def main(parsed: argparse.Namespace) -> int:
     begin_s = time.perf_counter()
     tuned = tune(profile.graph("median"), network, profile.model, clipped=parsed.clipped)
     took_s = time.perf_counter() - begin_s
+    if parsed.output is not None:
+        tuned.plan.write(parsed.output)
+    if parsed.json:
+        write_json(_numbers(profile.model, tuned))
+        return 0
     sys.stdout.write(
         f"{profile.model}: {network}; {tuned.simulated} settings simulated in {took_s:.1f} s\n\n"
     )
     sys.stdout.writelines(line + "\n" for line in _table(tuned))
     if parsed.output is not None:
-        tuned.plan.write(parsed.output)
         sys.stdout.write(f"\n{parsed.output}: run with HVD_ORDER_PLAN={parsed.output}\n")
     return 0
+
+
+def _numbers(model: str, tuned: Tuned) -> dict[str, object]:
+    """What ``--json`` prints; times in seconds."""
+    named = {"chosen": tuned.chosen, "default": tuned.default, "best": tuned.outcomes[0]}
+    settings = {
+        name: {
+            "order": one.setting.order,
+            "step_s": one.step_s,
+            **asdict(one.setting.slice_settings),
+        }
+        for name, one in named.items()
+    }
+    return {"model": model, "bound_s": tuned.bound_s, "ddp_s": tuned.ddp_s,
+            "simulated": tuned.simulated, "settings": settings}  # fmt: skip
 
 
 def _table(tuned: Tuned) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from hvd_order.planning.cli.network_options import (
     network_from,
 )
 from hvd_order.planning.files.profile import Profile, read_profile
-from hvd_order.planning.report.output import Output
+from hvd_order.planning.report.output import Output, add_json_option, write_json
 
 if TYPE_CHECKING:
     from hvd_order.planning.predict.what_if import WhatIf
@@ -34,7 +33,7 @@ def add_advise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, help="file that hvd-order profile wrote")
     add_network_options(parser)
     add_clipped_option(parser)
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    add_json_option(parser)
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, metavar="FILE", help="a page with text and picture")
 
 
-def _json(profile: Profile, networks: Sequence[WhatIf]) -> str:
+def _numbers(profile: Profile, networks: Sequence[WhatIf]) -> dict[str, object]:
     """The outlooks on some networks; all times in seconds, rates in bytes per second."""
     rows = []
     for what_if in networks:
@@ -65,7 +64,7 @@ def _json(profile: Profile, networks: Sequence[WhatIf]) -> str:
                 "reason": advice.reason,
             }
         )
-    return json.dumps({"model": profile.model, "networks": rows}, indent=1) + "\n"
+    return {"model": profile.model, "networks": rows}
 
 
 def advise_main(parsed: argparse.Namespace) -> int:
@@ -81,7 +80,7 @@ def advise_main(parsed: argparse.Namespace) -> int:
 
     profile = read_profile(parsed.profile)
     if parsed.ranks == 1 and parsed.json:
-        sys.stdout.write(_json(profile, []))
+        write_json(_numbers(profile, []))
         return 0
     if parsed.ranks == 1:
         compute_s = profile.graph("median").compute_s
@@ -102,7 +101,7 @@ def advise_main(parsed: argparse.Namespace) -> int:
         here = _FACTORS.index(1)
     what_ifs = [WhatIf(graph, network, clipped=parsed.clipped) for network in networks]
     if parsed.json:
-        sys.stdout.write(_json(profile, what_ifs))
+        write_json(_numbers(profile, what_ifs))
         return 0
     sys.stdout.write(advice_text(profile.model, what_ifs, here))
     if here is None:
@@ -129,7 +128,7 @@ def plan_main(parsed: argparse.Namespace) -> int:
     if parsed.json:
         ways = [{"title": step.title, "step_s": step.step_s} for step in steps]
         numbers = {"model": profile.model, "bound_s": what_if.bound_s, "steps": ways}
-        sys.stdout.write(json.dumps(numbers, indent=1) + "\n")
+        write_json(numbers)
         return 0
     report = report_of(profile.model, what_if, steps)
     png = None if parsed.no_png else parsed.png or parsed.profile.with_suffix(".plan.png")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvd_order.planning.report.drawing import save
 from hvd_order.planning.report.page import page_of, text_of
@@ -17,13 +19,32 @@ if TYPE_CHECKING:
 
     from hvd_order.planning.report.page import ReportContent
 
-__all__ = ["Output", "add_output_options"]
+__all__ = ["Output", "add_json_option", "add_output_options", "write_json"]
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Adds ``--png`` and ``--html``."""
     parser.add_argument("--png", type=Path, metavar="FILE", help="a picture; needs matplotlib")
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page with text and picture")
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+
+def write_json(numbers: Mapping[str, Any]) -> None:
+    """Prints what a program reads; docs/schemas says what is in it."""
+    sys.stdout.write(json.dumps(_finite(numbers), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same without numbers that JSON does not have: they become null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import pytest
 from helpers.flags import wait_until
 from helpers.launching import Job as Command
 from helpers.launching import launcher_environment, no_process_with
+from helpers.schemas import checked
 from helpers.training import elastic_training
 
 from hvd_order.cluster.model.machines import Machine, Machines
@@ -110,9 +111,8 @@ def test_jobs_take_turns_and_one_that_fails_or_is_cancelled_is_reported(tmp_path
         outcomes = {row["job"]: row for row in csv.DictReader(file)}
     assert outcomes["broken"]["ended_s"] == ""
     assert 0 < float(outcomes["first"]["completion_s"]) == float(outcomes["first"]["ended_s"])
-    states = {
-        job["name"]: job["state"] for job in json.loads(ask(tmp_path, "--status", "--json"))["jobs"]
-    }
+    status = checked(ask(tmp_path, "--status", "--json"), "cluster_serve")
+    states = {job["name"]: job["state"] for job in status["jobs"]}
     assert states == {
         "long": "cancelled",
         "first": "completed",

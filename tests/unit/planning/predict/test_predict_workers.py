@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.schemas import printed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -518,6 +519,8 @@ def test_the_command_prints_a_table_and_writes_a_page(
     # A server and two workers for 2 an hour, for as long as a million steps take.
     assert price == pytest.approx(2 * 3 * 1e6 / rate / 3600, rel=0.01)
     assert "throughput by workers" in page.read_text("utf-8")
+    rows = printed(capsys, 0, "predict", tmp_path / "p.json", *options[:4])["throughput"]
+    assert rows[1]["steps_per_s"] == pytest.approx(rate, rel=0.01)
 
 
 def measured(rate: float | None = 5e8, at_least: bool = False) -> Profile:

@@ -352,6 +352,12 @@ def test_json_fits_the_schemas(
     assert said["networks"][3]["mode"] == "order"
     assert printed(capsys, 0, "advise", profile, "--ranks", "1")["networks"] == []
     planned = printed(capsys, 0, "plan", profile, *network)
+    tuned = printed(capsys, 0, "tune", profile, *network)
+    assert tuned["settings"]["best"]["step_s"] >= tuned["bound_s"]
+    (run,) = printed(
+        capsys, 0, "cluster", "run", "synthetic", "--jobs", "2", "--seeds", "1", "--until", "1h"
+    )["runs"]  # fmt: skip
+    assert run["metrics"]["jobs"] <= 2
     assert all(step["step_s"] >= planned["bound_s"] for step in planned["steps"])
     script = tmp_path / "train.py"
     script.write_text(
