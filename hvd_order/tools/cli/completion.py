@@ -1,30 +1,40 @@
-"""``hvd-order completion SHELL``: a script that completes the command line, made by shtab."""
+"""``hvd-order completion``: scripts that complete the command line, by shtab, and the manual page,
+by argparse-manpage.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
+from typing import Any
 
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = ["SHELLS", "write_completion"]
+__all__ = ["KINDS", "write_completion"]
 
-SHELLS = ("bash", "zsh", "tcsh")
+KINDS = ("bash", "zsh", "tcsh", "man")
 
 
-def write_completion(parser: argparse.ArgumentParser, shell: str) -> int:
-    """Prints the script for a shell.
+def write_completion(parser: argparse.ArgumentParser, kind: str) -> int:
+    """Prints the script for a shell, or the manual page.
 
     Raises:
-        InvalidUsage: shtab is not installed.
+        InvalidUsage: what makes it is not installed.
     """
+    if kind == "man":
+        text = str(_module("argparse_manpage.manpage", "argparse-manpage").Manpage(parser))
+    else:
+        text = _module("shtab", "shtab").complete(parser, shell=kind)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def _module(name: str, package: str) -> Any:
     try:
-        shtab = importlib.import_module("shtab")
+        return importlib.import_module(name)
     except ImportError:
         raise InvalidUsage(
-            "completion scripts are made by shtab, which is not installed; install it with: "
-            "pip install shtab"
+            f"this is made by {package}, which is not installed; install it with: "
+            f"pip install {package}"
         ) from None
-    sys.stdout.write(f"{shtab.complete(parser, shell=shell)}\n")
-    return 0

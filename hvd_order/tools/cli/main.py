@@ -23,7 +23,7 @@ from hvd_order import __version__
 from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 from hvd_order.launch.options import add_options, request_from
 from hvd_order.launch.run import run
-from hvd_order.tools.cli.completion import SHELLS, write_completion
+from hvd_order.tools.cli.completion import KINDS, write_completion
 from hvd_order.tools.cli.parser import CommandParser, nearest
 
 __all__ = ["main"]
@@ -158,7 +158,7 @@ def _timeline(parsed: argparse.Namespace) -> int:
 
 
 def _add_completion_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("kind", choices=KINDS)
 
 
 def _bench(arguments: Sequence[str]) -> int:
@@ -302,9 +302,10 @@ _COMMANDS = {
         _timeline,
     ),
     "completion": _Command(
-        "print a script that makes a shell complete hvd-order's options",
-        'Prints a script for a shell, by shtab. For bash: eval "$(hvd-order completion bash)"',
+        "print a script that makes a shell complete hvd-order's options, or the manual page",
+        'For bash: eval "$(hvd-order completion bash)". For man: hvd-order completion man > '
+        "~/.local/share/man/man1/hvd-order.1. Needs: pip install shtab argparse-manpage",
         _add_completion_options,
-        lambda parsed: write_completion(_parser(), parsed.shell),
+        lambda parsed: write_completion(_parser(), parsed.kind),
     ),
 }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -49,21 +47,37 @@ def test_a_file_that_is_not_there_is_named_with_what_is(
     )
 
 
-def test_completion_is_made_from_the_parser(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "package"), [("bash", "shtab"), ("man", "argparse-manpage")])
+def test_completion_names_what_is_missing(
+    kind: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 2
-    assert "pip install shtab" in capsys.readouterr().err
+    for module in ("shtab", "argparse_manpage.manpage"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["completion", kind]) == 2
+    assert f"pip install {package}" in capsys.readouterr().err
 
-    def complete(parser: argparse.ArgumentParser, shell: str) -> str:
-        return f"{shell}: {parser.format_help()}"
 
-    monkeypatch.setitem(sys.modules, "shtab", SimpleNamespace(complete=complete))
-    assert main(["completion", "zsh"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("zsh: usage: hvd-order ")
-    assert "doctor" in said
+def test_tab_completes_commands_and_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "completion.sh"
+    script.write_text(capsys.readouterr().out)
+    ask = """
+        source "$1"; shift
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+        $(complete -p hvd-order | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        echo "${COMPREPLY[@]}"
+    """
+
+    def completed(*words: str) -> list[str]:
+        command = ["bash", "-c", ask, "bash", str(script), "hvd-order", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()
+
+    assert completed("doc") == ["doctor"]
+    assert {"run", "check", "cluster"} <= set(completed(""))
+    assert completed("run", "--log-l") == ["--log-level"]
 
 
 def test_the_package_is_the_command() -> None:
