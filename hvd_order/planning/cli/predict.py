@@ -40,9 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("profile", type=Path, help="file that hvd-order profile wrote, of one worker")
     add("--workers", default="1-16", metavar="N", help="1,2,4 or 1-64 (default: %(default)s)")
     add("--servers", metavar="N", help="parameter servers, the same way (default: 1)")
-    add("--mode", choices=["async", "sync", "allreduce"], default="async",
-        help="servers apply each gradient at once, or those of a step together; or no servers "
-        "(default: %(default)s)")  # fmt: skip
+    add("--mode", choices=["allreduce", "sync", "async"],
+        help="no servers; servers that apply the gradients of a step together; or each at once "
+        "(default: as options tell, or as the profile was recorded; else allreduce)")  # fmt: skip
     add("--bandwidth", type=as_option(parse_rate), metavar="RATE",
         help="of each worker's link, each way, as payload gets it: 10gbit, 1.2GB/s (default: as "
         "measured by hvd-order profile --servers)")  # fmt: skip
@@ -100,13 +100,14 @@ def main(parsed: argparse.Namespace) -> int:
     from hvd_order.planning.report.throughput import draw_throughput, throughput_report
 
     workers = parse_counts(parsed.workers, "--workers")
+    profile: Profile = read_profile(parsed.profile)
+    parsed.mode = parsed.mode or _usual_mode(parsed, profile)
     _refuse_without_effect(parsed)
     servers = parse_counts(parsed.servers or "1", "--servers")
     for name in ("batch", "seeds", "slice_bytes"):
         value = getattr(parsed, name)
         if value is not None and value < 1:
             raise InvalidUsage(f"--{name.replace('_', '-')} is {value}; at least 1 is needed")
-    profile: Profile = read_profile(parsed.profile)
     graph = profile.graph("median")
     cluster, link, sources = _cluster(parsed, profile.servers)
     priorities = None
@@ -142,11 +143,24 @@ def main(parsed: argparse.Namespace) -> int:
     return 0
 
 
+_OF_SERVERS = ("servers", "server_bandwidth", "system", "transmission", "order", "slice_bytes",
+               "staleness", "delay_bound", "aggregate", "update_rate", "copy_rate")  # fmt: skip
+_OF_ASYNC = ("staleness", "delay_bound", "aggregate")
+
+
+def _usual_mode(parsed: argparse.Namespace, profile: Profile) -> str:
+    """The mode for a command that names none."""
+    given = {name for name in _OF_SERVERS if getattr(parsed, name) is not None}
+    if given.intersection(_OF_ASYNC) or parsed.system == "tensorflow":
+        return "async"
+    if profile.servers is not None:
+        return profile.servers.mode
+    return "sync" if given else "allreduce"
+
+
 def _refuse_without_effect(parsed: argparse.Namespace) -> None:
     """Refuses options that another one leaves without effect."""
-    of_servers = ("servers", "server_bandwidth", "system", "transmission", "order", "slice_bytes",
-                  "staleness", "delay_bound", "aggregate", "update_rate", "copy_rate")  # fmt: skip
-    given = [f"--{n.replace('_', '-')}" for n in of_servers if getattr(parsed, n) is not None]
+    given = [f"--{n.replace('_', '-')}" for n in _OF_SERVERS if getattr(parsed, n) is not None]
     if parsed.mode == "allreduce" and given:
         raise InvalidUsage(f"{given[0]} is for parameter servers: --mode async or sync")
     if parsed.aggregate and parsed.delay_bound is None:

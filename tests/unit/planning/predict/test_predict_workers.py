@@ -510,8 +510,9 @@ def test_the_command_prints_a_table_and_writes_a_page(
 ) -> None:
     profile().write(tmp_path / "p.json")
     page = tmp_path / "page.html"
-    options = ["--bandwidth", "1gbit", "--workers", "1,2", "--price", "2", "--html", str(page)]
-    assert main(["predict", str(tmp_path / "p.json"), *options]) == 0
+    options = ["--bandwidth", "1gbit", "--workers", "1,2", "--mode", "async"]
+    more = ["--price", "2", "--html", str(page)]
+    assert main(["predict", str(tmp_path / "p.json"), *options, *more]) == 0
     shown = capsys.readouterr().out
     assert "two layers: predicted throughput" in shown
     (row,) = [line for line in shown.splitlines() if line.startswith("1, 2")]
@@ -519,8 +520,16 @@ def test_the_command_prints_a_table_and_writes_a_page(
     # A server and two workers for 2 an hour, for as long as a million steps take.
     assert price == pytest.approx(2 * 3 * 1e6 / rate / 3600, rel=0.01)
     assert "throughput by workers" in page.read_text("utf-8")
-    rows = printed(capsys, 0, "predict", tmp_path / "p.json", *options[:4])["throughput"]
+    rows = printed(capsys, 0, "predict", tmp_path / "p.json", *options)["throughput"]
     assert rows[1]["steps_per_s"] == pytest.approx(rate, rel=0.01)
+    for chosen, mode in (
+        ([], "allreduce"), (["--servers", "2"], "sync"), (["--staleness", "1"], "async"),
+        (["--system", "tensorflow"], "async"),
+    ):  # fmt: skip
+        (row,) = printed(
+            capsys, 0, "predict", tmp_path / "p.json", "--workers", "2", *options[:2], *chosen
+        )["throughput"]  # fmt: skip
+        assert row["mode"] == mode
 
 
 def measured(rate: float | None = 5e8, at_least: bool = False) -> Profile:
@@ -563,7 +572,7 @@ def test_what_was_measured_stands_in_for_options(
     assert "cannot be told apart" not in half
     assert out.count("cannot be told apart") == 1, "the workers' ends"
     assert "As given: --bandwidth, --copy-rate." in half
-    _, bare, _ = predicted(profile(), tmp_path, capsys, *given)
+    _, bare, _ = predicted(profile(), tmp_path, capsys, *given, "--mode", "async")
     assert "No time is counted for updates: neither measured nor given." in bare
     assert float(rate(bare)) > 1.5 * float(rate(out)), "updates of 42 ms a step were counted"
     _, fast, _ = predicted(measured(), tmp_path, capsys, *given, "--update-rate", "1000GB/s")
