@@ -31,6 +31,11 @@ def read(job: Job, group: dist.ProcessGroup) -> Plan | None:
     if job.rank == 0 and path is not None:
         try:
             told = read_plan(path)
+        except FileNotFoundError:
+            told = (
+                f"HVD_ORDER_PLAN names {path}, and there is no such file on rank 0's host; "
+                "hvd-order tune writes one"
+            )
         except (InvalidUsage, OSError, UnicodeDecodeError) as error:
             told = f"HVD_ORDER_PLAN: {error}"
     told = group_collectives.share_object(told, 0, group)
