@@ -69,6 +69,10 @@ def train(wrap: Callable[..., object], layer: int, skip: str | None) -> list[Ten
     return [*seen, *(p.detach().clone() for p in m.parameters())]
 
 
+def in_shards(optimizer: torch.optim.Optimizer, m: nn.Module) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(optimizer, m.named_parameters(), sharded=True)
+
+
 @on_ranks(2)
 def test_all_ranks_skip_the_batch() -> None:
     with new_job(DEFERS):
@@ -77,11 +81,14 @@ def test_all_ranks_skip_the_batch() -> None:
                 alone = train(plain, layer, skip)
                 for a, b in zip(alone, train(distributed, layer, skip), strict=True):
                     assert torch.equal(a, b), (layer, skip)
+            alone = train(plain, layer, "optimizer.zero_grad")
+            for a, b in zip(alone, train(in_shards, layer, "optimizer.zero_grad"), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
-def one_rank_skips(layer: int) -> str:
+def one_rank_skips(layer: int, sharded: bool) -> str:
     m = model()
-    optimizer = distributed(sgd(m), m)
+    optimizer = hvd.DistributedOptimizer(sgd(m), m.named_parameters(), sharded=sharded)
     set_fails = fails_in(m, layer)
     try:
         for step in range(STEPS):
@@ -98,16 +105,23 @@ def one_rank_skips(layer: int) -> str:
     return "no error"
 
 
-def body_one_rank_skips() -> list[str]:
+def body_one_rank_skips(sharded: bool) -> list[str]:
     texts = []
     for layer in (0, 2):
         with new_job(DEFERS):
-            texts.append(one_rank_skips(layer))
+            texts.append(one_rank_skips(layer, sharded))
     return texts
 
 
 def test_one_rank_skips_the_batch(ranks: RankFactory) -> None:
-    for first, second in zip(*ranks(2).run(body_one_rank_skips), strict=True):
+    for first, second in zip(*ranks(2).run(body_one_rank_skips, False), strict=True):
         assert "rank 0 goes on with a step that another rank has given up" in first
         assert "given up" in second
         assert first.startswith(("step 6", "step 7"))  # the update of step 6 waits for its readers
+
+
+def test_one_rank_skips_the_batch_with_shards(ranks: RankFactory) -> None:
+    for texts in zip(*ranks(2).run(body_one_rank_skips, True), strict=True):
+        for text in texts:  # whichever rank has the flag in its part
+            assert "given up" in text
+            assert text.startswith(("step 6", "step 7"))

@@ -31,6 +31,14 @@ from hvd_order.torch.sums.registered_model import RegisteredModel
 __all__: list[str] = []
 
 
+_MOST_EXACT = 32  # ranks up to which sums of use flags of 16 bits tell who has given up
+
+
+def _given_up_flag(size: int) -> int:
+    """The use flag of a rank that has given up; the sum over all ranks is below zero."""
+    return -2 * size
+
+
 class GradientTransfer:
     """Sends and receives the gradients of one optimizer.
 
@@ -70,6 +78,7 @@ class GradientTransfer:
         self._process_set = process_set
         self.streams = native.HomeStreams([])
         self.adds_squares = False
+        self._given_up: set[ParameterEntry] = set()  # sent by this rank as given up, not yet summed
 
     def use_devices(self, devices: Iterable[torch.device]) -> None:
         """Sets the devices of the parameters; work on them begins with their current streams."""
@@ -191,7 +200,9 @@ class GradientTransfer:
         with torch.no_grad():
             entry.wire.zero_()
             # Below zero, whatever the other ranks add.
-            entry.use_flag.fill_(-2 * self._channel.host.size if given_up else 0)
+            entry.use_flag.fill_(_given_up_flag(self._channel.host.size) if given_up else 0)
+        if given_up:
+            self._given_up.add(entry)
         self._model.gradients.mark_ready(entry)
 
     # ---- in -----------------------------------------------------------------------------------
@@ -259,10 +270,11 @@ class GradientTransfer:
         self, entries: Sequence[ParameterEntry], stay_armed: bool, given_up: bool
     ) -> None:
         """Puts sums that have arrived into ``.grad``."""
-        if not given_up and self._use.returns_sums:
-            lacking = native.find_given_up(entries)
-            if lacking >= 0:
-                self._refuse_given_up(entries[lacking])
+        if self._use.returns_sums:
+            if given_up:
+                self._check_all_gave_up(entries)
+            else:
+                self.check_not_given_up(entries)
         if self._use.are_gradients(entries):
             self._make_gradients(entries, stay_armed)
         native.advance(entries, native.GradientEvent.SUM)
@@ -291,9 +303,33 @@ class GradientTransfer:
                 for entry in entries:
                     disarm_gradient(entry.gradient)
 
-    def _refuse_given_up(self, entry: ParameterEntry) -> None:
-        error = misuse.given_up_elsewhere(entry.name, self._channel.host.job.rank)
-        self._channel.host.engine.fail(str(error))  # the rank that has given up learns it as well
+    def check_not_given_up(self, entries: Sequence[ParameterEntry]) -> None:
+        """Raises InvalidUsage if another rank has given up the step, before its sums are used.
+
+        On devices, whose sums would have to be waited for, that rank finds it.
+        """
+        lacking = native.find_given_up(entries)
+        if lacking >= 0:
+            rank = self._channel.host.job.rank
+            self._refuse(misuse.given_up_elsewhere(entries[lacking].name, rank))
+
+    def _check_all_gave_up(self, entries: Sequence[ParameterEntry]) -> None:
+        """Raises InvalidUsage if another rank goes on with the step that this one has given up."""
+        size = self._channel.host.size
+        given_up = [entry for entry in entries if entry in self._given_up and entry.placed]
+        self._given_up.difference_update(entries)
+        if size > _MOST_EXACT and any(entry.use_flag.itemsize < 4 for entry in given_up):
+            return  # sums of such flags are rounded
+        own = float(_given_up_flag(size))
+        flags = native.read_use_flags([entry.use_flag for entry in given_up])
+        for entry, flag in zip(given_up, flags, strict=True):
+            is_sum = self._use.is_readable or flag != own  # else nothing but what this rank put in
+            if is_sum and flag > size * own - own / 2:
+                rank = self._channel.host.job.rank
+                self._refuse(misuse.given_up_here(entry.name, rank))
+
+    def _refuse(self, error: InvalidUsage) -> None:
+        self._channel.host.engine.fail(str(error))  # the other ranks learn it as well
         raise error
 
     def _unpack(self, entries: Sequence[ParameterEntry]) -> None:

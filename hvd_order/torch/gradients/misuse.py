@@ -107,6 +107,17 @@ def given_up_elsewhere(name: str, rank: int) -> InvalidUsage:
     )
 
 
+def given_up_here(name: str, rank: int) -> InvalidUsage:
+    """The error of a rank that has given up a step with which another rank goes on."""
+    return InvalidUsage(
+        f"rank {rank} has given up a step (its backward pass ended by an exception, or its "
+        "gradients were cleared), and another rank goes on with it. The sum of the gradient of "
+        f"'{name}', among others, lacks its share there. Skip a batch on all ranks or on none: "
+        "let them agree first, for example with "
+        "hvd.allreduce(torch.tensor(float(failed)), op=hvd.Max)"
+    )
+
+
 def refuse_graph(name: str) -> None:
     """Refuses a gradient that has a graph of its own, as DDP and Horovod do."""
     raise InvalidUsage(

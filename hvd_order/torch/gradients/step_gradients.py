@@ -331,6 +331,10 @@ class StepGradients:
             if entry.sent and not entry.absent and not entry.sparse
         )
 
+    def check_not_given_up(self, entries: Sequence[ParameterEntry]) -> None:
+        """Raises InvalidUsage if another rank has given up the step."""
+        self._transfer.check_not_given_up(entries)
+
     def check_hooks(self) -> None:
         """Raises InvalidUsage if a parameter has lost its gradient hook.
 

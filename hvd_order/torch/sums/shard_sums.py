@@ -107,10 +107,10 @@ class ShardSums(SumUse):
             if step.used_in_flight and entry.parameter.grad is None:
                 self._refuse_clipped_without(entry.name)
         with torch._C.DisableTorchFunctionSubclass(), native.OnHomeStreams(streams):
-            self._update(optimizer, model)
+            self._update(optimizer, model, step)
         return True
 
-    def _update(self, optimizer: Optimizer, model: Model) -> None:
+    def _update(self, optimizer: Optimizer, model: Model, step: Step) -> None:
         pending = list(model.entries)
         while pending:
             taken = model.gradients.can_be_taken()
@@ -121,6 +121,7 @@ class ShardSums(SumUse):
                 continue
             for entry in due:
                 model.gradients.wait(entry)
+            step.check_not_given_up(due)  # the rank whose part has the flag
             with timeline.span("update", "update", tensors=len(due)):
                 self.shards.update(optimizer, due, self._factor)
             for entry in due:
