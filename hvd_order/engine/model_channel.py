@@ -84,7 +84,9 @@ class ModelChannel:
         results: list[T] = []
         self._sent += 1
         request = Request(
-            f"message {self._sent} about optimizer {self.key}: {activity.now() or what}",
+            # What follows the first ": " is for whoever reads an error (name_order.key_of).
+            f"message {self._sent} about optimizer {self.key.replace(': ', ':')}: "
+            f"{activity.now() or what}",
             [what],
             lambda _: results.append(transfer(self.host.registration_group)),
             lambda: results[0],

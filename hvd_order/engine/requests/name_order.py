@@ -20,7 +20,7 @@ __all__ = ["NameOrder", "Outgoing", "key_of"]
 
 Outgoing = list[tuple[int, Message]]  # (rank, message)
 _UNNAMED = re.compile(r"\w+\.(noname\..+)")
-_OF_A_MODEL = re.compile(r"(message \d+ about optimizer \S+): .*", re.DOTALL)  # of model_channel.py
+_OF_A_MODEL = re.compile(r"(message \d+ about optimizer .*?): .*", re.DOTALL)  # model_channel.py
 
 
 def key_of(name: str) -> str:

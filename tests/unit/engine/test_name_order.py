@@ -33,6 +33,8 @@ def test_ranks_that_mean_different_things_are_told() -> None:
     order = table(2)
     ask(order, 0, "allreduce.noname.4", digest="one")
     assert key_of("allgather.noname.4") == "noname.4"
+    about = "message 4 about optimizer 0/a.bias and 3 more (3c).0"
+    assert key_of(f"{about}: waits for rank 1: x") == key_of(f"{about}: registers") == about
     out = ask(order, 1, "allgather.noname.4", digest="two")
     assert out == [(rank, ["go", 0, "noname.4", "differ", []]) for rank in range(2)]
 
