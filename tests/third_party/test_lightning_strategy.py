@@ -29,6 +29,9 @@ from helpers.training.small_problem import batches, loss_of, new_model
 
 kind, strategy, devices, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 STEPS = 5
+accumulation = [
+    lightning.callbacks.GradientAccumulationScheduler({0: 2, 1: 4, 2: 1})
+] if kind == "accumulated" else []
 
 
 def chosen():
@@ -64,8 +67,7 @@ def trainer(epochs, overlap):
     return lightning.Trainer(
         accelerator="cpu", devices=devices, strategy=chosen(), max_epochs=epochs, logger=False,
         default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, callbacks=[overlap],
-        accumulate_grad_batches=2 if kind == "accumulated" else 1,
+        use_distributed_sampler=False, callbacks=[overlap, *accumulation],
         gradient_clip_val=0.05 if kind == "clipped" else None,
         precision="64-true" if kind != "mixed" else "bf16-mixed",
     )
