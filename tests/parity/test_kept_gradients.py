@@ -43,8 +43,8 @@ def plain(optimizer: torch.optim.Optimizer, _: nn.Module) -> Any:
     return optimizer
 
 
-def distributed(optimizer: torch.optim.Optimizer, m: nn.Module) -> Any:
-    return hvd.DistributedOptimizer(optimizer, named_parameters=m.named_parameters())
+def distributed(optimizer: torch.optim.Optimizer, m: nn.Module, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(optimizer, m.named_parameters(), **options)
 
 
 # ---- programs ---------------------------------------------------------------------------------
