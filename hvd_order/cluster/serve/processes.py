@@ -102,6 +102,7 @@ class Processes:
         """A job has left. If it runs, it is asked to stop, and has its slots until it has."""
         managed = self._jobs[name]
         managed.wanted, managed.leaves = {}, True
+        self._refused = [ended for ended in self._refused if ended.name != name]
         if managed.phase is Phase.OFF:
             del self._jobs[name]
 

@@ -96,14 +96,18 @@ def check_passes(passes: int) -> None:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
 
 
+_SKIP_TOGETHER = (
+    "Skip a batch on all ranks or on none: let them agree first, for example with "
+    "hvd.allreduce(torch.tensor(float(failed)), op=hvd.Max)"
+)
+
+
 def given_up_elsewhere(name: str, rank: int) -> InvalidUsage:
     """The error of a rank that goes on with a step which another rank has given up."""
     return InvalidUsage(
         f"rank {rank} goes on with a step that another rank has given up: that rank's backward "
         "pass ended by an exception, or its gradients were cleared, and it skips the batch. The "
-        f"sum of the gradient of '{name}', among others, lacks its share. Skip a batch on all "
-        "ranks or on none: let them agree first, for example with "
-        "hvd.allreduce(torch.tensor(float(failed)), op=hvd.Max)"
+        f"sum of the gradient of '{name}', among others, lacks its share. {_SKIP_TOGETHER}"
     )
 
 
@@ -112,9 +116,7 @@ def given_up_here(name: str, rank: int) -> InvalidUsage:
     return InvalidUsage(
         f"rank {rank} has given up a step (its backward pass ended by an exception, or its "
         "gradients were cleared), and another rank goes on with it. The sum of the gradient of "
-        f"'{name}', among others, lacks its share there. Skip a batch on all ranks or on none: "
-        "let them agree first, for example with "
-        "hvd.allreduce(torch.tensor(float(failed)), op=hvd.Max)"
+        f"'{name}', among others, lacks its share there. {_SKIP_TOGETHER}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Sigmoid
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import PolicyDecision
-from hvd_order.cluster.serve.jobs_file import SLOT, read_jobs
+from hvd_order.cluster.serve.jobs_file import SLOT, ServedJob, read_jobs
 from hvd_order.cluster.serve.journal import Journal, decision_of, noted
 from hvd_order.cluster.serve.ledger import Ledger
+from hvd_order.cluster.serve.processes import Processes
+from hvd_order.cluster.serve.runner import Slots
 from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 
@@ -127,3 +130,23 @@ def test_what_a_job_says_of_its_progress_replaces_the_estimate() -> None:
     assert state.done(25.0) == pytest.approx(20.0)
     ledger.progress("a", 12.0, 24.0)
     assert state.done(25.0) == pytest.approx(13.0)
+
+
+class _RefusingRunner:
+    """Starts nothing."""
+
+    resizes = True
+
+    def start(self, served: ServedJob, slots: Slots) -> None:
+        raise OSError("no such host")
+
+
+def test_a_job_that_is_cancelled_when_it_could_not_be_started_is_forgotten() -> None:
+    job = ClusterJob("a", 0.0, 10.0, TableSpeed({1: 1.0}), {SLOT: 1.0})
+    runner: Any = _RefusingRunner()
+    processes = Processes(runner, {"m": 1}, 1.0, lambda name, text: None)
+    processes.add(ServedJob(job, ("python",)))
+    processes.want("a", {"m": 1})
+    processes.adapt()
+    processes.remove("a")
+    assert processes.look() == []
