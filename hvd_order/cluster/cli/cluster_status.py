@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import sys
@@ -32,7 +33,9 @@ def main(folder: Path, cancel: str | None, watch: bool, as_json: bool) -> int:
     if cancel is not None:
         return _cancel(folder, cancel)
     if watch:
-        return _watch(folder)
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            _watch(folder)
+        return 0
     status = read_status(folder)
     text = json.dumps(status, indent=1) + "\n" if as_json else status_table(
         status, is_served(folder)
@@ -41,7 +44,7 @@ def main(folder: Path, cancel: str | None, watch: bool, as_json: bool) -> int:
     return 0
 
 
-def _watch(folder: Path) -> int:
+def _watch(folder: Path) -> None:
     shown = ""
     while True:
         runs = is_served(folder)
@@ -51,7 +54,7 @@ def _watch(folder: Path) -> int:
             sys.stdout.flush()
             shown = text
         if not runs:
-            return 0
+            return
         time.sleep(_WATCH_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from hvd_order.cluster.serve.journal import Journal, decision_of, noted
 from hvd_order.cluster.serve.ledger import Ledger
 from hvd_order.cluster.serve.processes import Processes
 from hvd_order.cluster.serve.runner import Slots
+from hvd_order.cluster.serve.status import ShownJob, write_status
 from hvd_order.cluster.simulate.outcome import JobOutcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
+from hvd_order.tools.cli.main import main
 
 
 def test_a_table_of_jobs_is_read(tmp_path: Path) -> None:
@@ -150,3 +153,17 @@ def test_a_job_that_is_cancelled_when_it_could_not_be_started_is_forgotten() -> 
     processes.adapt()
     processes.remove("a")
     assert processes.look() == []
+
+
+def test_ctrl_c_ends_a_watch_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvd_order.cluster.cli.cluster_status.time.sleep", interrupted)
+    write_status(tmp_path, {"a": 2}, [ShownJob("one", "runs", {"a": 1}, 5.0, 0.5)])
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["cluster", "serve", "--watch", "--state", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("slots in use: a 1 of 2\n")
