@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {".py", ".pyi", ".cc", ".h", ".cu"}
+SOURCES = {".py", ".pyi", ".cc", ".h", ".cu", ".cuh"}
 _BINDINGS = "csrc/bindings/"
 
 # A room's folders, the more special room first; with the README that names its limit.

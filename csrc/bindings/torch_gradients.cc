@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "torch/c10d/all_reduce/slice_coding.h"
 #include "torch/gradients/gradient_hook.h"
 #include "torch/gradients/home_streams.h"
 #include "torch/gradients/use_flags.h"
@@ -62,6 +63,33 @@ void bindPacking(py::module_& m) {
       py::arg("from_"), py::arg("to"), py::arg("scale"),
       py::arg("residuals") = std::vector<std::optional<at::Tensor>>(),
       "to = cast(scale * from + residual), and what the cast has lost is the new residual.");
+  m.def(
+      "encode",
+      [](const at::Tensor& values, WireFormat format, const std::optional<at::Tensor>& residual,
+         bool writesBack) {
+        const SliceCoding coding =
+            codingOf({{0, values.numel(), format}}, values, residual.value_or(at::Tensor()), 1);
+        const at::Tensor message =
+            at::empty({coding.shards[0].bytes()}, values.options().dtype(at::kByte));
+        MessageEncoder encoder(values, coding);
+        encoder.add(0, static_cast<std::byte*>(message.mutable_data_ptr()));
+        encoder.encode(writesBack);
+        return message;
+      },
+      py::arg("values"), py::arg("format"), py::arg("residual") = std::nullopt,
+      py::arg("writes_back") = false, "A message of contiguous values.");
+  m.def(
+      "decode",
+      [](const at::Tensor& messages, const at::Tensor& values, WireFormat format, int own) {
+        const SliceCoding coding = codingOf({{0, values.numel(), format}}, values, {}, 1);
+        MessageEncoder sums(values, coding);
+        sums.add(0, static_cast<std::byte*>(messages.mutable_data_ptr()));
+        sums.decode(
+            {static_cast<std::int32_t>(messages.size(0)) + (own >= 0 ? 1 : 0), own,
+             coding.shards[0].bytes()});
+      },
+      py::arg("messages"), py::arg("values"), py::arg("format"), py::arg("own") = -1,
+      "values = the sum of decoded messages, of which each is a row.");
   m.def(
       "unpack",
       [](const Tensors& from, const Tensors& to, double scale, bool squares) {

@@ -107,12 +107,20 @@ std::optional<PyNews> nextOf(TextStar& star) {
 } // namespace
 
 void bindTransports(py::module_& m) {
+  py::enum_<WireFormat>(m, "WireFormat", py::module_local(), "How elements of a gradient travel.")
+      .value("EXACT", WireFormat::kExact)
+      .value("BFLOAT16", WireFormat::kBfloat16)
+      .value("FLOAT16", WireFormat::kFloat16)
+      .value("INT8", WireFormat::kInt8);
   py::class_<TorchTransport, Transport, std::shared_ptr<TorchTransport>>(
       m, "TorchTransport", py::module_local(), "Carries slices of tensors.")
       .def(
           "set_buffers", &TorchTransport::setBuffers, py::arg("model"), py::arg("buffers"),
           py::arg("layout"))
       .def("remove_buffers", &TorchTransport::removeBuffers, py::arg("model"))
+      .def(
+          "set_formats", &TorchTransport::setFormats, py::arg("model"), py::arg("formats"),
+          py::arg("residuals"))
       .def("order_transfers_behind", &TorchTransport::orderTransfersBehind, py::arg("device"))
       .def("set_issues_ahead", &TorchTransport::setIssuesAhead, py::arg("ahead"))
       .def(

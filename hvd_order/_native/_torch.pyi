@@ -182,6 +182,15 @@ class TorchTransport(Transport):
 
     def set_buffers(self, model: int, buffers: list[torch.Tensor], layout: SliceLayout) -> None: ...
     def remove_buffers(self, model: int) -> None: ...
+    def set_formats(
+        self, model: int, formats: Sequence[WireFormat], residuals: Sequence[torch.Tensor]
+    ) -> None:
+        """Sets how the sums of a model's gradients travel, by TensorId.
+
+        Args:
+            residuals: float32, as long as the buffers, by BufferId; or none.
+        """
+
     def set_issues_ahead(self, ahead: bool) -> None:
         """Whether slices are issued before their device has computed the gradients."""
 
@@ -200,6 +209,15 @@ def shard_of(elements: int, rank: int, size: int) -> tuple[int, int]:
     """First element and length of a rank's shard of a slice."""
 
 @final
+class WireFormat:
+    """How elements of a gradient travel."""
+
+    EXACT: WireFormat
+    BFLOAT16: WireFormat
+    FLOAT16: WireFormat
+    INT8: WireFormat
+    __members__: dict[str, WireFormat]
+
 class HalfForm:
     """How the halves of a split all-reduce travel."""
 
@@ -455,6 +473,29 @@ def unpack(
     Returns:
         For each a float64 tensor whose sum is the sum of squares of ``to``; None without
         ``squares``, or where the device has no kernels.
+    """
+
+def encode(
+    values: torch.Tensor,
+    format: WireFormat,
+    residual: torch.Tensor | None = ...,
+    writes_back: bool = ...,
+) -> torch.Tensor:
+    """A message, uint8, of contiguous values, on their device and its current stream.
+
+    Args:
+        residual: float32: added to the values, and then what the message lacks of both.
+        writes_back: the values become those that receivers decode.
+    """
+
+def decode(
+    messages: torch.Tensor, values: torch.Tensor, format: WireFormat, own: int = ...
+) -> None:
+    """``values`` = the sum of messages, decoded, in their order.
+
+    Args:
+        messages: uint8, a row each.
+        own: the place of ``values`` themselves in the sum; -1: they have none.
     """
 
 def read_use_flags(flags: Sequence[torch.Tensor]) -> list[float]:

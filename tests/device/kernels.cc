@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "streams.h"
+#include "torch/cuda/host_codes.h"
 #include "torch/cuda/host_kernels.h"
 
 namespace test_device {
@@ -14,13 +15,13 @@ namespace {
 
 using namespace hvd_order;
 
-template <typename Function>
-const char* enqueue(const KernelArray* arrays, std::size_t count, void* stream, Function&& each) {
+template <typename Array, typename Function>
+const char* enqueue(const Array* arrays, std::size_t count, void* stream, Function&& each) {
   ++counts().kernelLaunches;
   const auto id = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(stream)) - 1;
   Device::get().stream(id).enqueue([arrays = std::vector(arrays, arrays + count),
                                     each = std::forward<Function>(each)]() mutable {
-    for (const KernelArray& array : arrays) {
+    for (const Array& array : arrays) {
       each(array);
     }
   });
@@ -54,10 +55,22 @@ const char* unpack(
   });
 }
 
+const char*
+encode(const CodedRun* runs, std::size_t count, Format element, bool writesBack, void* stream) {
+  return enqueue(
+      runs, count, stream, [=](const CodedRun& run) { encodeOnHost(run, element, writesBack); });
+}
+
+const char*
+decode(const CodedRun* runs, std::size_t count, Format element, Senders senders, void* stream) {
+  return enqueue(
+      runs, count, stream, [=](const CodedRun& run) { decodeOnHost(run, element, senders); });
+}
+
 } // namespace
 
 const KernelTable& kernels() {
-  static constexpr KernelTable kTable{KernelTable::kVersion, &pack, &unpack};
+  static constexpr KernelTable kTable{KernelTable::kVersion, &pack, &unpack, &encode, &decode};
   return kTable;
 }
 

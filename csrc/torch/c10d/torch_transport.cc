@@ -175,6 +175,53 @@ std::vector<TorchTransport::SquaredPart> TorchTransport::squaredParts(
   return parts;
 }
 
+// The use flag at the end of a tensor's place, which all ranks must agree on, travels as it is.
+void TorchTransport::setFormats(
+    ModelId model,
+    const std::vector<WireFormat>& formats,
+    const std::vector<at::Tensor>& residuals) {
+  const int ranks = codingRanks();
+  if (ranks == 0) {
+    throw InvalidUsage("this transport does not encode gradients");
+  }
+  const std::shared_ptr<ModelViews> views = modelOf(model);
+  const SliceLayout& layout = views->layout;
+  std::vector<std::shared_ptr<const SliceCoding>> codings(layout.slices().size());
+  for (SliceIndex index = 0; index < codings.size(); ++index) {
+    const Slice& slice = layout.slices()[index];
+    const bool carriesParameters = layout.isSharded() && slice.operation == Operation::kAllGather;
+    if (slice.operation == Operation::kAllReduce || carriesParameters) {
+      continue;
+    }
+    const at::Tensor& view = views->slices[index].tensor;
+    const auto element = static_cast<ByteCount>(view.element_size());
+    const std::int64_t begin = slice.offsetBytes / element;
+    const std::int64_t end = begin + view.numel();
+    std::vector<CodedRange> ranges;
+    const auto add = [&](std::int64_t from, std::int64_t to, WireFormat format) {
+      from = std::max(from, begin);
+      to = std::min(to, end);
+      if (from < to) {
+        ranges.push_back({from - begin, to - from, format});
+      }
+    };
+    for (const TensorId tensor : layout.tensorsOf(index)) {
+      const std::int64_t first = layout.tensorOffset(tensor) / element;
+      const std::int64_t flag = first + layout.tensors()[tensor].sizeBytes / element - 1;
+      add(first, flag, formats.at(tensor));
+      add(flag, flag + 1, WireFormat::kExact);
+    }
+    at::Tensor residual;
+    if (!residuals.empty()) {
+      residual = residuals.at(slice.buffer).narrow(0, begin, view.numel());
+    }
+    codings[index] =
+        std::make_shared<const SliceCoding>(codingOf(ranges, view, std::move(residual), ranks));
+  }
+  const std::scoped_lock lock(mutex_);
+  views->codings = std::move(codings);
+}
+
 void TorchTransport::removeBuffers(ModelId model) {
   const std::scoped_lock lock(mutex_);
   models_.at(model).reset();
@@ -201,11 +248,13 @@ void TorchTransport::issue(SliceKey key, const Slice& slice, Done done) {
   };
   start(
       {view.tensor, view.name, model->events.takeReady(key.index), enqueued, std::move(done),
-       slice.operation, [model, index = key.index] {
+       slice.operation,
+       [model, index = key.index] {
          for (const SquaredPart& part : model->slices.at(index).parts) {
            writeNorms(part.values, part.square, part.largest);
          }
-       }});
+       },
+       model->codings.empty() ? nullptr : model->codings.at(key.index)});
 }
 
 void TorchTransport::start(Sum sum) {
@@ -293,7 +342,8 @@ double TorchTransport::timeStream(
            [](const std::shared_ptr<StreamEvent>&) {},
            [window](std::exception_ptr error) { window->leave(std::move(error)); },
            operation,
-           [] {}});
+           [] {},
+           nullptr});
     } catch (...) {
       window->leave(std::current_exception());
     }

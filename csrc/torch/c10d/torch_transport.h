@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/c10d/all_reduce/slice_coding.h"
 #include "torch/c10d/shard.h"
 #include "torch/c10d/slice_events.h"
 #include "torch/c10d/stream_event.h"
@@ -27,6 +28,17 @@ class TorchTransport : public Transport {
   virtual void
   setBuffers(ModelId model, const std::vector<at::Tensor>& buffers, const SliceLayout& layout);
   virtual void removeBuffers(ModelId model);
+
+  /// Sets how the sums of a model's gradients travel; only in a split layout, before its first
+  /// slice is issued.
+  /// @param formats of the gradients, by TensorId.
+  /// @param residuals float32, as long as the buffers, by BufferId; empty: what rounding loses is
+  ///   lost.
+  /// @throws InvalidUsage if this transport does not encode.
+  void setFormats(
+      ModelId model,
+      const std::vector<WireFormat>& formats,
+      const std::vector<at::Tensor>& residuals);
 
   void issue(SliceKey key, const Slice& slice, Done done) override;
   void onEnqueued(const Enqueued& enqueued) override;
@@ -77,6 +89,7 @@ class TorchTransport : public Transport {
     Operation operation = Operation::kAllReduce;
     /// Called when this rank's shard has its sum; on a device, with its stream as the current one.
     std::function<void()> reduced;
+    std::shared_ptr<const SliceCoding> coding; ///< of the halves of an encoded sum; else null
   };
 
   /// Starts a sum, or a half of one if `hasHalves`.
@@ -92,6 +105,11 @@ class TorchTransport : public Transport {
   }
   /// This rank among those that sum.
   [[nodiscard]] virtual Rank rank() const {
+    return 0;
+  }
+
+  /// Number of ranks whose messages are encoded; 0 if `begin` does not regard `Sum::coding`.
+  [[nodiscard]] virtual int codingRanks() const {
     return 0;
   }
 
@@ -124,9 +142,11 @@ class TorchTransport : public Transport {
         std::vector<NamedView> views,
         const SliceLayout& layout,
         std::shared_ptr<EventPool> pool)
-        : slices(std::move(views)), events(layout, std::move(pool)) {}
+        : slices(std::move(views)), layout(layout), events(layout, std::move(pool)) {}
 
     const std::vector<NamedView> slices;
+    const SliceLayout layout;
+    std::vector<std::shared_ptr<const SliceCoding>> codings; ///< by slice; empty: not encoded
     SliceEvents events;
   };
 

@@ -8,7 +8,33 @@
 // CUDA.
 namespace hvd_order {
 
-enum class Format : std::int32_t { kFloat32, kBfloat16, kFloat16 };
+enum class Format : std::int32_t { kFloat32, kBfloat16, kFloat16, kFloat64 };
+
+/// How the elements of a run travel.
+enum class WireFormat : std::uint8_t {
+  kExact,    ///< as they are
+  kBfloat16, ///< rounded
+  kFloat16,  ///< rounded
+  kInt8,     ///< in blocks with a scale (codes.h)
+};
+
+/// Neighbouring elements of a buffer and where they lie in a message.
+struct CodedRun {
+  void* values;
+  float* residual; ///< null: what rounding loses is lost
+  float* scales;   ///< of kInt8: one for each block
+  void* codes;
+  std::int64_t count;
+  WireFormat format;
+};
+
+/// The messages of several senders that are added up, one behind the other in memory, equally long.
+struct Senders {
+  std::int32_t count;  ///< with this one, if it is one of them
+  std::int32_t own;    ///< the place among them of the values themselves, which have no message;
+                       ///< -1: all have one
+  std::int64_t stride; ///< bytes from message to message
+};
 
 /// One array of elements and where it goes.
 struct KernelArray {
@@ -26,7 +52,7 @@ inline std::int64_t chunksOf(std::int64_t elements) {
 }
 
 struct KernelTable {
-  static constexpr std::int32_t kVersion = 1;
+  static constexpr std::int32_t kVersion = 2;
   static constexpr const char* kCapsule = "hvd_order.KernelTable"; ///< name of its PyCapsule
 
   std::int32_t version;
@@ -50,6 +76,25 @@ struct KernelTable {
       Format from,
       float scale,
       double* squares,
+      void* stream);
+  /// Enqueues, for all runs: values + residual into the message, and what it lacks of them into the
+  /// residual.
+  /// @param element of the values. Formats other than kExact are for elements of at most 32 bits.
+  /// @param writesBack whether the values become those that receivers decode.
+  const char* (*encode)(
+      const CodedRun* runs,
+      std::size_t count,
+      Format element,
+      bool writesBack,
+      void* stream);
+  /// Enqueues, for all runs: values = the sum of the senders' messages, decoded, in their order, in
+  /// float32 (float64 for float64), rounded once. `scales` and `codes` are those of the first
+  /// message.
+  const char* (*decode)(
+      const CodedRun* runs,
+      std::size_t count,
+      Format element,
+      Senders senders,
       void* stream);
 };
 

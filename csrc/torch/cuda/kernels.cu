@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "torch/cuda/coding_kernels.cuh"
 #include "torch/cuda/elements.h"
 #include "torch/cuda/kernels.h"
 
@@ -273,6 +274,8 @@ const char* pack(
             feedback ? &launchPack<Float32, Bfloat16, true> : &launchPack<Float32, Bfloat16>);
       case Format::kFloat16:
         return run(feedback ? &launchPack<Float32, Float16, true> : &launchPack<Float32, Float16>);
+      case Format::kFloat64:
+        break;
     }
   }
   if (from != to) {
@@ -296,7 +299,7 @@ const char* unpack(
 } // namespace
 
 const KernelTable& cudaKernels() {
-  static constexpr KernelTable kTable{KernelTable::kVersion, &pack, &unpack};
+  static constexpr KernelTable kTable{KernelTable::kVersion, &pack, &unpack, &coding::encode, &coding::decode};
   return kTable;
 }
 

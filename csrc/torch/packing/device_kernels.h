@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "base/error.h"
 #include "torch/cuda/kernel_table.h"
 
 namespace hvd_order {
@@ -16,5 +19,17 @@ const KernelTable* kernelsOf(c10::DeviceType type);
 
 /// Returns the driver's handle of a stream.
 void* handleOf(const c10::Stream& stream);
+
+/// Calls launch(table, stream) on the current stream of a device that has kernels.
+/// @throws DeviceFailed if it returns an error in words.
+template <typename Launch>
+void launchOn(const c10::Device& device, const Launch& launch) {
+  const c10::DeviceGuard guard(device);
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const char* error = launch(*kernelsOf(device.type()), handleOf(stream));
+  if (error != nullptr) {
+    throw DeviceFailed(c10::str("a kernel of hvd_order cannot run on ", device, ": ", error));
+  }
+}
 
 } // namespace hvd_order

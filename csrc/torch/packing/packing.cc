@@ -5,8 +5,6 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -86,17 +84,6 @@ KernelArray arrayOf(const at::Tensor& from, at::Tensor to, at::Tensor residual) 
   return {
       from.const_data_ptr(), to.mutable_data_ptr(),
       residual.defined() ? residual.mutable_data_ptr<float>() : nullptr, to.numel()};
-}
-
-/// Calls launch(table, stream) on the current stream of a device.
-template <typename Launch>
-void launchOn(const c10::Device& device, const Launch& launch) {
-  const c10::DeviceGuard guard(device);
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  const char* error = launch(*kernelsOf(device.type()), handleOf(stream));
-  if (error != nullptr) {
-    throw DeviceFailed(c10::str("a kernel of hvd_order cannot run on ", device, ": ", error));
-  }
 }
 
 void runKernel(const PackLaunch& kind, const std::vector<KernelArray>& arrays) {

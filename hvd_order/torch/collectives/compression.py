@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-__all__ = ["Compression", "Compressor"]
+from hvd_order.base.errors import InvalidUsage
+
+__all__ = ["CodedSums", "Compression", "Compressor"]
 
 
 class Compressor:
@@ -80,8 +83,57 @@ class BF16FeedbackCompressor(BF16Compressor):
     """As `BF16Compressor`; a `DistributedOptimizer` adds what a cast lost to the next gradient."""
 
 
+class CodedSums(Compressor):
+    """Codes of 8 bits on the wire, and sums in float32 (csrc/torch/cuda/codes.h).
+
+    A sum of codes is no code of the sum, so each rank adds up its share of the decoded gradients
+    and encodes the sum once: only a `DistributedOptimizer` over torch.distributed does this.
+
+    Attributes:
+        keep: parameters that travel exactly, as parts of their names.
+    """
+
+    def __init__(self, keep: Iterable[str] = ()) -> None:
+        """Takes the parameters that travel exactly.
+
+        Raises:
+            ValueError: one is not text.
+        """
+        self.keep = (keep,) if isinstance(keep, str) else tuple(keep)
+        if not all(isinstance(part, str) for part in self.keep):
+            raise ValueError(f"keep= takes parts of parameters' names, not {list(self.keep)}")
+
+    def __call__(self, keep: Iterable[str] = ()) -> CodedSums:
+        """The same with exceptions: ``Compression.int8(keep=["router"])``."""
+        return type(self)(keep)
+
+    def encodes(self, name: str, parameter: torch.Tensor) -> bool:
+        """Whether the gradient of a parameter travels in codes.
+
+        Parameters with one dimension or none do not: biases and norms are few, and one outlier
+        among them would take the bits of its neighbours.
+        """
+        return (
+            parameter.dim() > 1
+            and parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
+            and not any(part in name for part in self.keep)
+        )
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Raises InvalidUsage."""
+        del tensor
+        raise InvalidUsage(
+            "Compression.int8 is for the gradients of a DistributedOptimizer that are summed or "
+            "averaged by torch.distributed; elsewhere use Compression.bf16"
+        )
+
+
 class Compression:
     """The available compressors: ``compression=hvd.Compression.bf16``.
+
+    ``int8`` sends about a quarter of the bytes of float32: blocks of 256 gradients with a float32
+    scale. Both what a rank sends and the sum have error feedback (guides/fewer-bytes.md).
 
     With error feedback (``fp16_ef``, ``bf16_ef``) a `DistributedOptimizer` keeps, for each
     parameter, what the cast to 16 bits has lost, and adds it to the next gradient before the cast.
@@ -99,6 +151,7 @@ class Compression:
     bf16 = BF16Compressor
     fp16_ef = FP16FeedbackCompressor
     bf16_ef = BF16FeedbackCompressor
+    int8 = CodedSums()
 
 
 # What native code does in one pass, for these classes and not for those derived from them.

@@ -52,7 +52,7 @@ class GradientTransfer:
         self,
         channel: ModelChannel,
         model: RegisteredModel,
-        compression: type[Compressor],
+        compression: type[Compressor] | Compressor,
         prescale: float,
         postscale: float,
         sparse_as_dense: bool,

@@ -261,9 +261,9 @@ class StepGradients:
     def reset(self) -> None:
         """Resets the state of a step whose gradients have no use; those sent must be finished."""
         for entry in self._table.entries:
-            # What a cast has lost of a gradient that nobody uses is owed to nobody; and a step that
+            # What rounding has lost of a gradient without use is owed to nobody; and a step that
             # GradScaler leaves out is followed by one with another scale.
-            if entry.sent and entry.feedback and entry.residual is not None:
+            if entry.sent and entry.residual is not None:
                 entry.residual.zero_()
         self._reset()
 

@@ -88,7 +88,7 @@ class Tuning:
             self._log_outlook(None if self._detector is None else self._detector.expected_s)
 
     def _advice(self, again: bool = False) -> SliceSettings:
-        may_be_split = (
+        may_be_split = self._model.must_split or (
             self._separable and self._host.job.config.cross_iteration and self._model.may_be_split
         )
         return advised_settings(
@@ -104,8 +104,9 @@ class Tuning:
         config = self._host.job.config
         if config.agreement is not None or not self._host.choice.ranks_sum:
             settings = replace(settings, agreement=self._host.first_agreement)
-        if not self._advised.split:
-            settings = replace(settings, split=False)
+        settings = replace(settings, split=settings.split and self._advised.split)
+        if self._model.must_split:
+            settings = replace(settings, split=True)
         return settings if config.cross_iteration else replace(settings, cross_iteration=False)
 
     def _use(self, settings: SliceSettings) -> None:
@@ -128,7 +129,9 @@ class Tuning:
         is_free = host.choice.ranks_sum and host.job.config.agreement is None
         planned = is_free and not host.shared
         others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
-        if "split" in host.job.config.debug and self._advised.split:
+        if self._model.must_split:
+            others = [replace(each, split=True) for each in others]
+        elif "split" in host.job.config.debug and self._advised.split:
             others = [each for each in others if each.split]
         # All ranks try the same: rank 0's.
         choices: list[SliceSettings] = self._channel.gather(

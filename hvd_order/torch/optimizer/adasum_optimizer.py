@@ -69,7 +69,7 @@ class _AdasumMethods:
     _hvd_passes: _Passes
     _hvd_entries: list[ParameterEntry]
     _hvd_name: str
-    _hvd_compression: type[Compressor]
+    _hvd_compression: type[Compressor] | Compressor
     _hvd_process_set: ProcessSet
     _parameter_names: dict[torch.nn.Parameter, str]
 
@@ -160,7 +160,7 @@ class _AdasumMethods:
 def distribute(
     optimizer: Optimizer,
     entries: list[ParameterEntry],
-    compression: type[Compressor],
+    compression: type[Compressor] | Compressor,
     passes: int,
     process_set: ProcessSet,
     key: str,

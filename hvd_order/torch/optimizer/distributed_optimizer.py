@@ -15,7 +15,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine.job import process
 from hvd_order.engine.process_sets import ProcessSet, global_process_set, require_registered
 from hvd_order.engine.requests.reduce_ops import Adasum, Average, ReduceOp
-from hvd_order.torch.collectives.compression import Compression, Compressor
+from hvd_order.torch.collectives.compression import CodedSums, Compression, Compressor
 from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.gradients.misuse import check_passes
@@ -263,7 +263,7 @@ class _Distributed:
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: AnyOptimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
@@ -286,7 +286,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: the result of ``model.named_parameters()``; must name every parameter of
             the optimizer. Without it the parameters are numbered.
         compression: how gradients are compressed for transfer: ``Compression.none``, ``.fp16``,
-            ``.bf16``, or with error feedback ``.fp16_ef``, ``.bf16_ef``.
+            ``.bf16``, with error feedback ``.fp16_ef``, ``.bf16_ef``, or in 8 bits ``.int8``
+            (docs/guides/fewer-bytes.md).
         backward_passes_per_step: number of passes whose gradients add up, without division, before
             they are exchanged.
         op: ``Average`` or ``Sum``; or ``Adasum``, which joins the changes of the ranks' own
@@ -337,9 +338,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         for entry in entries:
             misuse.check_usable(entry.name, entry.parameter, job.rank)
     summed_by = comm or job.config.comm
+    is_allreduce = summed_by == "allreduce"
+    is_coded = isinstance(compression, CodedSums)
     if sharded:
-        is_allreduce = summed_by == "allreduce"
-        misuse.check_sharded(compression is Compression.none, is_allreduce, op == Adasum)
+        misuse.check_sharded(
+            is_coded or compression is Compression.none, is_allreduce, op == Adasum
+        )
+    if is_coded:
+        misuse.check_coded(op == Adasum, is_allreduce)
     if op == Adasum and size > 1:
         adasum_optimizer.distribute(
             optimizer, entries, compression, backward_passes_per_step, process_set,

@@ -45,7 +45,7 @@ class ExchangeOptions:
         sharded: each rank updates its shards.
     """
 
-    compression: type[Compressor]
+    compression: type[Compressor] | Compressor
     passes: int
     factors: tuple[float, float]
     sparse_as_dense: bool

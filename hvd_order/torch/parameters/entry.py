@@ -48,7 +48,8 @@ class ParameterEntry(native.GradientEntry):
             memory without ``parameter``; the sum is copied into it.
         casts: ``wire`` is a cast of ``gradient`` to 16 bits, which native code makes in one pass.
         feedback: what that cast loses is added to the next gradient.
-        residual: what it has lost; None before the first gradient.
+        residual: what it has lost, or what this rank owes to the sum where sums are encoded; None:
+            nothing.
         tensor: TensorId, the place in consumption order.
         passes_to_go: backward passes until the gradient is sent.
         late: the update of the last step was still deferred when this step's gradients came.

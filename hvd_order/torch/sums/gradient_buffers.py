@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import torch
 
 from hvd_order._native import _torch as native
-from hvd_order.torch.collectives.compression import CASTS, CASTS_WITH_FEEDBACK, Compressor
+from hvd_order.torch.collectives.compression import (
+    CASTS,
+    CASTS_WITH_FEEDBACK,
+    CodedSums,
+    Compressor,
+)
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
@@ -30,12 +35,15 @@ class GradientBuffers:
         flat: one 1-d tensor for each (device, dtype), by BufferId.
         squares: float64, sums of squares and maxima by place (SliceLayout), if all-reduces are
             split.
+        formats: how gradients travel, by TensorId; empty: as they are.
+        residuals: float32, by BufferId: what this rank still owes to the sum of each element, if
+            gradients are encoded.
     """
 
     def __init__(
         self,
         entries: Sequence[ParameterEntry],
-        compression: type[Compressor],
+        compression: type[Compressor] | Compressor,
         slice_bytes: int,
         small_front: bool = True,
         sharded: bool = False,
@@ -66,6 +74,16 @@ class GradientBuffers:
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device)
             for (device, dtype), size_bytes in zip(kinds, self.layout.buffer_bytes, strict=True)
         ]
+        self.formats: list[native.WireFormat] = []
+        self.residuals: list[torch.Tensor] = []
+        if isinstance(compression, CodedSums):
+            self.formats = [
+                native.WireFormat.INT8
+                if compression.encodes(entry.name, entry.parameter)
+                else native.WireFormat.EXACT
+                for entry in entries
+            ]
+            self.residuals = [torch.zeros_like(flat, dtype=torch.float32) for flat in self.flat]
         self._sharded = sharded
         if sharded:
             self.recut(slice_bytes, small_front, split=True, maxima_ranks=maxima_ranks)
@@ -76,6 +94,8 @@ class GradientBuffers:
             self.put_in_place(entry)
             end = self._offset(entry) + tensors[tensor][1] // sample.element_size() - 1
             entry.use_flag = self.flat[tensors[tensor][2]][end : end + 1]
+            if self.residuals:
+                self._take_residual(entry)
             flags[tensors[tensor][2]].append(end)
         self._flags = [
             torch.tensor(places, device=flat.device)
@@ -103,6 +123,15 @@ class GradientBuffers:
         entry.feedback = self._feedback and not same
         entry.on_device = entry.wire.device.type != "cpu"
         entry.gradient = self._new_gradient(entry)
+
+    def _take_residual(self, entry: ParameterEntry) -> None:
+        """Points ``entry`` at its residual, with what it has owed so far."""
+        sample = self._samples[entry.tensor]
+        flat = self.residuals[self._tensors[entry.tensor][2]]
+        place = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
+        if entry.residual is not None and entry.residual.shape == place.shape:
+            place.copy_(entry.residual)
+        entry.residual = place
 
     def leave_to_program(self, entry: ParameterEntry) -> None:
         """Gives the entry another tensor as its gradient, in the same place, if the program has
@@ -210,10 +239,12 @@ class GradientBuffers:
                 flat.index_fill_(0, places, 1)
 
 
-def _wire_sample(parameter: torch.Tensor, compression: type[Compressor]) -> torch.Tensor:
+def _wire_sample(
+    parameter: torch.Tensor, compression: type[Compressor] | Compressor
+) -> torch.Tensor:
     """How a gradient of ``parameter`` is sent, without data: shape, stride, dtype."""
     # empty_like keeps the strides of dense tensors (channels_last) and makes others contiguous
     shape = torch.empty_like(
         parameter, dtype=native.gradient_dtype(parameter), device="meta", requires_grad=False
     )
-    return compression.compress(shape)[0]
+    return shape if isinstance(compression, CodedSums) else compression.compress(shape)[0]

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hvd_order._native import _torch as native
-from hvd_order.base.errors import HvdOrderError
+from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.engine import registration, static_plan, timeline
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.model_channel import ModelChannel
-from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.collectives.compression import CodedSums, Compressor
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
@@ -48,10 +48,15 @@ class RegisteredModel:
         read_by_norm: whether in the last step the program read the norms of gradients before
             ``step()``, and no elements.
         reads_maxima: whether the program has ever read an infinity norm there.
+        must_split: whether sums travel in halves whatever the program reads: they are encoded.
     """
 
     def __init__(
-        self, channel: ModelChannel, use: SumUse, compression: type[Compressor], prescale: float
+        self,
+        channel: ModelChannel,
+        use: SumUse,
+        compression: type[Compressor] | Compressor,
+        prescale: float,
     ) -> None:
         """Starts without a registration.
 
@@ -78,7 +83,8 @@ class RegisteredModel:
         self.arriving: Arrivals
         self.read_by_norm = False
         self.reads_maxima = False
-        self._split = False
+        self.must_split = isinstance(compression, CodedSums)
+        self._split = self.must_split
         self._with_maxima = False  # where all-reduces are split, and maxima fit
 
     def register(self, entries: Sequence[ParameterEntry], observed: bool) -> None:
@@ -92,7 +98,8 @@ class RegisteredModel:
 
         Raises:
             ModelMismatch: the ranks have different parameters.
-            InvalidUsage: parameters that came later have no use here.
+            InvalidUsage: parameters that came later have no use here, or gradients cannot be
+                encoded.
         """
         self.use.check_entries(entries, self.entries)
         self._end_registration()
@@ -109,6 +116,7 @@ class RegisteredModel:
             self.entries, self._compression, settings.slice_bytes, settings.small_front,
             sharded=self.use.in_halves, maxima_ranks=self._maxima_ranks,
         )  # fmt: skip
+        self._check_encodable()
         self.use.lay_out(self.entries, self._buffers.flat, self._buffers.layout, observed)
         if self._split and self._buffers.can_be_split:
             self._buffers.recut(
@@ -118,6 +126,14 @@ class RegisteredModel:
         self._only_model = agreed.only_model
         self._add_with_plan(observed)
         self.raise_use_flags()
+
+    def _check_encodable(self) -> None:
+        """Raises InvalidUsage if sums are to be encoded and cannot."""
+        obstacle = self._obstacle() if self.must_split else None
+        if obstacle is not None:
+            raise InvalidUsage(
+                f"gradients cannot travel in 8 bits: {obstacle}. Use Compression.bf16 or none"
+            )
 
     def retune(self, settings: SliceSettings, issue_order: Sequence[str] | None = None) -> None:
         """Cuts the same gradients into other slices. Collective, in the engine's turn. Nothing may
@@ -167,7 +183,7 @@ class RegisteredModel:
     def _recut(
         self, settings: SliceSettings, split: bool, issue_order: Sequence[str] | None = None
     ) -> None:
-        self._split = split
+        self._split = split = split or self.must_split
         self._buffers.recut(settings.slice_bytes, settings.small_front, split, self._maxima_ranks)
         self._add_with_plan(observed=True, issue_order=issue_order)
 
@@ -232,7 +248,7 @@ class RegisteredModel:
     def may_be_split(self) -> bool:
         """Whether split all-reduces are possible, and of use or asked for (HVD_ORDER_DEBUG)."""
         return (
-            "split" in self._host.job.config.debug or self.read_by_norm
+            self.must_split or "split" in self._host.job.config.debug or self.read_by_norm
         ) and self._obstacle() is None
 
     def _obstacle(self) -> str | None:
@@ -284,6 +300,10 @@ class RegisteredModel:
         buffers, layout = self._buffers.registered, self._buffers.layout
         groups = self.use.update_groups(self.entries)
         self._host.add_model(self._model, layout, buffers, plan, groups)
+        if self.must_split:
+            self._host.transport.set_formats(
+                self._model, self._buffers.formats, self._buffers.residuals
+            )
         self.gradients = self.arriving = Arrivals(self._host, self._model, 0)
         if self.use.in_halves:
             self.parameters = Arrivals(self._host, self._model, layout.parameter_of(0))

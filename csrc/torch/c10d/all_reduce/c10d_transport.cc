@@ -11,13 +11,14 @@
 
 #include "base/error.h"
 #include "base/thread_name.h"
+#include "torch/c10d/all_reduce/coded_halves.h"
 
 // Sums by collectives of torch.distributed: the end of a gradient's way, where its bytes leave.
 //
 // `begin` is called in the agreed order, so all ranks call the same collectives in the same order,
 // as torch.distributed requires. A whole sum is one all-reduce in place. A half is a reduce-scatter
 // or an all-gather of this rank's shard, in one of the forms of
-// split_all_reduce.cc.
+// split_all_reduce.cc, or encoded (coded_halves.cc).
 //
 // On the CPU the collective's future calls back when the bytes are there. On a device the future
 // completes when the work is enqueued (NCCL), or has run on the host (Gloo). Transfers therefore
@@ -48,6 +49,10 @@ void C10dTransport::setHalfForms(HalfForm reduceScatter, HalfForm allGather) {
   allGatherForm_ = allGather;
 }
 
+int C10dTransport::codingRanks() const {
+  return group_->getSize();
+}
+
 Shard C10dTransport::shard(std::int64_t elements) const {
   return shardOf(elements, group_->getRank(), group_->getSize());
 }
@@ -64,9 +69,12 @@ StartedTransfer C10dTransport::transferOf(const Sum& sum) {
   const at::NoGradGuard noGrad;
   c10d::Backend& backend = *group_->getBackend(sum.tensor.device().type());
   if (sum.operation == Operation::kAllGather) {
-    return allGather(backend, sum.tensor, allGatherForm_, *parts_);
+    return sum.coding ? allGatherCoded(backend, sum.tensor, sum.coding, *parts_)
+                      : allGather(backend, sum.tensor, allGatherForm_, *parts_);
   }
-  StartedTransfer half = reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
+  StartedTransfer half = sum.coding
+      ? reduceScatterCoded(backend, sum.tensor, sum.coding, *parts_)
+      : reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
   half.finish = [sums = std::move(half.finish), reduced = sum.reduced] {
     sums();
     reduced();

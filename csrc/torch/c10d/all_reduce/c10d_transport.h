@@ -36,6 +36,7 @@ class C10dTransport final : public TorchTransport,
   [[nodiscard]] bool hasHalves() const override {
     return true;
   }
+  [[nodiscard]] int codingRanks() const override;
   [[nodiscard]] Shard shard(std::int64_t elements) const override;
   [[nodiscard]] Rank rank() const override;
   StartedTransfer transferOf(const Sum& sum);

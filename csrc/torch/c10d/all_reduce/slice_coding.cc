@@ -1,0 +1,153 @@
+#include "torch/c10d/all_reduce/slice_coding.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "torch/cuda/codes.h"
+#include "torch/cuda/host_codes.h"
+#include "torch/packing/device_kernels.h"
+
+namespace hvd_order {
+
+namespace {
+
+constexpr std::int64_t kAlignment = 16;
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::int64_t codeBytes(WireFormat format, std::int64_t elementBytes) {
+  switch (format) {
+    case WireFormat::kExact:
+      return elementBytes;
+    case WireFormat::kBfloat16:
+    case WireFormat::kFloat16:
+      return 2;
+    case WireFormat::kInt8:
+      return 1;
+  }
+  throw InvalidUsage("no such format");
+}
+
+Format formatOf(const at::Tensor& slice) {
+  switch (slice.scalar_type()) {
+    case at::kFloat:
+      return Format::kFloat32;
+    case at::kBFloat16:
+      return Format::kBfloat16;
+    case at::kHalf:
+      return Format::kFloat16;
+    case at::kDouble:
+      return Format::kFloat64;
+    default:
+      throw InvalidUsage(
+          concat("gradients of ", c10::toString(slice.scalar_type()), " are not encoded"));
+  }
+}
+
+} // namespace
+
+MessageLayout::MessageLayout(
+    const std::vector<CodedRange>& ranges,
+    Shard shard,
+    std::int64_t elementBytes)
+    : elementBytes_(elementBytes) {
+  const std::int64_t end = shard.begin + shard.length;
+  for (const CodedRange& range : ranges) {
+    const std::int64_t from = std::max(range.begin, shard.begin);
+    const std::int64_t count = std::min(range.begin + range.count, end) - from;
+    if (count > 0) {
+      runs_.push_back({{from, count, range.format}, 0, 0});
+    }
+  }
+  const auto place = [&](auto isOne) {
+    for (Run& run : runs_) {
+      if (isOne(run.range.format)) {
+        run.codes = bytes_;
+        bytes_ += run.range.count * codeBytes(run.range.format, elementBytes);
+      }
+    }
+    bytes_ = aligned(bytes_);
+  };
+  place([](WireFormat format) { return format == WireFormat::kExact; });
+  for (Run& run : runs_) {
+    if (run.range.format == WireFormat::kInt8) {
+      run.scales = bytes_;
+      bytes_ += (run.range.count + kBlock - 1) / kBlock * static_cast<std::int64_t>(sizeof(float));
+    }
+  }
+  place([](WireFormat format) {
+    return format == WireFormat::kBfloat16 || format == WireFormat::kFloat16;
+  });
+  place([](WireFormat format) { return format == WireFormat::kInt8; });
+}
+
+void MessageLayout::addRuns(
+    std::vector<CodedRun>& runs,
+    std::byte* values,
+    float* residual,
+    std::byte* message) const {
+  for (const Run& run : runs_) {
+    const CodedRange& range = run.range;
+    const bool exact = range.format == WireFormat::kExact;
+    runs.push_back(
+        {values + range.begin * elementBytes_,
+         residual == nullptr || exact ? nullptr : residual + range.begin,
+         // A float32 at a multiple of 4 bytes.
+         reinterpret_cast<float*>(message + run.scales), message + run.codes, range.count,
+         range.format});
+  }
+}
+
+SliceCoding codingOf(
+    const std::vector<CodedRange>& ranges,
+    const at::Tensor& slice,
+    at::Tensor residual,
+    int size) {
+  SliceCoding coding{{}, std::move(residual)};
+  for (int rank = 0; rank < size; ++rank) {
+    coding.shards.emplace_back(
+        ranges, shardOf(slice.numel(), rank, size),
+        static_cast<std::int64_t>(slice.element_size()));
+  }
+  return coding;
+}
+
+MessageEncoder::MessageEncoder(const at::Tensor& slice, const SliceCoding& coding)
+    : slice_(slice), coding_(coding) {}
+
+void MessageEncoder::add(std::size_t shard, std::byte* message) {
+  coding_.shards.at(shard).addRuns(
+      runs_, static_cast<std::byte*>(slice_.mutable_data_ptr()),
+      coding_.residual.defined() ? coding_.residual.mutable_data_ptr<float>() : nullptr, message);
+}
+
+void MessageEncoder::encode(bool writesBack) const {
+  const Format element = formatOf(slice_);
+  if (slice_.is_cpu()) {
+    for (const CodedRun& run : runs_) {
+      encodeOnHost(run, element, writesBack);
+    }
+    return;
+  }
+  launchOn(slice_.device(), [&](const KernelTable& kernels, void* stream) {
+    return kernels.encode(runs_.data(), runs_.size(), element, writesBack, stream);
+  });
+}
+
+void MessageEncoder::decode(Senders senders) const {
+  const Format element = formatOf(slice_);
+  if (slice_.is_cpu()) {
+    for (const CodedRun& run : runs_) {
+      decodeOnHost(run, element, senders);
+    }
+    return;
+  }
+  launchOn(slice_.device(), [&](const KernelTable& kernels, void* stream) {
+    return kernels.decode(runs_.data(), runs_.size(), element, senders, stream);
+  });
+}
+
+} // namespace hvd_order

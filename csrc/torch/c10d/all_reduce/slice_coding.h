@@ -1,0 +1,81 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "torch/c10d/shard.h"
+#include "torch/cuda/kernel_table.h"
+
+namespace hvd_order {
+
+/// Neighbouring elements of a slice that travel in one format.
+struct CodedRange {
+  std::int64_t begin;
+  std::int64_t count;
+  WireFormat format;
+};
+
+/// Where the elements of one shard of a slice lie in a message: first those that travel as they
+/// are, then the scales of blocks, then 16-bit elements, then codes.
+class MessageLayout final {
+ public:
+  /// @param ranges of the slice, in order.
+  MessageLayout(const std::vector<CodedRange>& ranges, Shard shard, std::int64_t elementBytes);
+
+  /// Length of the message, a multiple of 16.
+  [[nodiscard]] std::int64_t bytes() const {
+    return bytes_;
+  }
+
+  /// Adds the runs of a message at `message`.
+  /// @param values, residual first element of the slice; `residual` may be null.
+  void addRuns(std::vector<CodedRun>& runs, std::byte* values, float* residual, std::byte* message)
+      const;
+
+ private:
+  struct Run {
+    CodedRange range;
+    std::int64_t scales; ///< offsets in the message
+    std::int64_t codes;
+  };
+
+  std::int64_t elementBytes_;
+  std::vector<Run> runs_;
+  std::int64_t bytes_ = 0;
+};
+
+/// How one slice travels: a message for each shard, and what this rank still owes to the sum of
+/// each element.
+///
+/// Immutable, hence safe to share between threads, but for what `residual` holds.
+struct SliceCoding {
+  std::vector<MessageLayout> shards; ///< by rank
+  at::Tensor residual;               ///< float32, one for each element; undefined: none
+};
+
+/// @param ranges of the slice, in order. @param size number of ranks.
+SliceCoding codingOf(
+    const std::vector<CodedRange>& ranges,
+    const at::Tensor& slice,
+    at::Tensor residual,
+    int size);
+
+/// Encodes shards of `slice` into messages, on the current stream of its device.
+class MessageEncoder final {
+ public:
+  MessageEncoder(const at::Tensor& slice, const SliceCoding& coding);
+  void add(std::size_t shard, std::byte* message);
+  /// @throws InvalidUsage if the device has no kernels, DeviceFailed if they cannot be launched.
+  void encode(bool writesBack) const;
+  /// Adds up the messages of all senders.
+  void decode(Senders senders) const;
+
+ private:
+  at::Tensor slice_;
+  const SliceCoding& coding_;
+  std::vector<CodedRun> runs_;
+};
+
+} // namespace hvd_order

@@ -1,0 +1,289 @@
+"""Sums in 8 bits, on real ranks: ``compression=hvd.Compression.int8``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from helpers.jobs import new_job
+from helpers.on_ranks import on_ranks
+from helpers.oracles.coded_sums import Ranks
+from helpers.ranks import RankFactory, RankPool
+from torch import Tensor, nn
+
+import hvd_order.torch as hvd
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
+
+ROWS, COLUMNS = 40, 70  # the place in the buffer: 2,800 elements, padding, the use flag
+
+
+def wrapped(parameters: Any, lr: float = 1.0, **how: Any) -> Any:
+    how.setdefault("compression", hvd.Compression.int8)
+    named = [(f"p{i}", p) for i, p in enumerate(parameters)]
+    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=lr), named, **how)
+
+
+def gradient(rank: int, step: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Tensor:
+    numbers = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(shape, generator=numbers) * 10.0 ** (step % 5 - 2)
+
+
+def body_sums(steps: int) -> list[Tensor]:
+    weight = nn.Parameter(torch.zeros(ROWS, COLUMNS))
+    optimizer = wrapped([weight], op=hvd.Sum)
+    sums = []
+    for step in range(steps):
+        weight.backward(gradient(hvd.rank(), step))
+        optimizer.synchronize()
+        assert weight.grad is not None
+        sums.append(weight.grad.clone())
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+    return sums
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_are_those_of_one_process_with_the_same_codes(ranks: RankFactory, size: int) -> None:
+    steps, elements = 12, ROWS * COLUMNS
+    place = (elements + 1 + 15) // 16 * 16  # 64 bytes
+    shards = [native.shard_of(place, rank, size) for rank in range(size)]
+    oracle = Ranks([slice(begin, begin + length) for begin, length in shards], place - 1)
+    of_ranks = ranks(size).run(body_sums, steps)
+    for step in range(steps):
+        padded = [torch.zeros(place - 1) for _ in range(size)]
+        for rank in range(size):
+            padded[rank][:elements] = gradient(rank, step).flatten()
+        want = oracle.total(padded)[:elements].view(ROWS, COLUMNS)
+        for sums in of_ranks:
+            assert torch.equal(sums[step], want), step
+
+
+def body_equal_gradients_that_codes_hold() -> bool:
+    weight = nn.Parameter(torch.zeros(64, 64))
+    optimizer = wrapped([weight], op=hvd.Sum)
+    codes = torch.randint(-127, 128, (64, 64), generator=torch.Generator().manual_seed(0)).float()
+    codes[:, ::4] = 127
+    weight.backward(codes / 64)
+    optimizer.step()
+    return torch.equal(weight.detach(), -hvd.size() * codes / 64)
+
+
+def test_equal_gradients_that_codes_hold_are_summed_exactly(three_ranks: RankPool) -> None:
+    assert three_ranks.run(body_equal_gradients_that_codes_hold) == [True, True, True]
+
+
+@dataclass
+class Account:
+    """What has become of a rank's gradients."""
+
+    weights: Tensor
+    produced: Tensor  # sum over the steps, float64
+    owed: Tensor
+
+
+SHAPES = [(700, 300), (300, 80), (80,), (90, 700), (5,), (64, 64)]
+
+
+def train(optimizer: Any, parameters: list[nn.Parameter], step: int) -> Tensor:
+    produced = []
+    for number, parameter in enumerate(parameters):
+        each = gradient(hvd.rank(), step + 100 * number, tuple(parameter.shape))
+        (parameter * each).sum().backward()
+        produced.append(each.double().flatten())
+    optimizer.step()
+    optimizer.zero_grad()
+    return torch.cat(produced)
+
+
+def body_account(steps: int, late: bool) -> Account:
+    """Weights that are the sum of all gradients, through trials and new registrations."""
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64).float()) for shape in SHAPES]
+    optimizer = wrapped(parameters[: -1 if late else None], op=hvd.Sum)
+    produced = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    applied = torch.zeros_like(produced)
+    for step in range(steps):
+        if late and step == steps // 2:  # the model is registered anew
+            optimizer.add_param_group({"params": [parameters[-1]]})
+        each = train(optimizer, parameters, step)
+        if late and step < steps // 2:
+            each[-parameters[-1].numel() :] = 0
+            parameters[-1].grad = None
+        produced += each
+        with torch.no_grad():
+            applied += torch.cat([p.double().flatten() for p in parameters])
+            for parameter in parameters:
+                parameter.zero_()
+    of_parameter = {e.parameter: e.residual for e in optimizer._hvd_exchange._table.entries}
+    owed = [of_parameter[parameter].double().flatten() for parameter in parameters]
+    return Account(applied, produced, torch.cat(owed))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_lost_through_trials_and_new_registrations(
+    three_ranks: RankPool, late: bool
+) -> None:
+    accounts = three_ranks.run(body_account, 120, late)
+    for other in accounts[1:]:
+        assert torch.equal(other.weights, accounts[0].weights)
+    produced = sum(account.produced for account in accounts)
+    owed = sum(account.owed for account in accounts)
+    error = (accounts[0].weights + produced - owed).abs().max()
+    assert error < 2e-3, error  # of 120 sums of up to 300 in float32
+    assert owed.abs().max() > 0.01  # so it would be seen
+
+
+def body_program(name: str) -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(90, 120), nn.ReLU(), nn.Linear(120, 70), nn.Linear(70, 3))
+    optimizer = wrapped(list(model.parameters()), lr=0.01, **PROGRAMS[name].how)
+    for step in range(12):
+        numbers = torch.Generator().manual_seed(10 * step + hvd.rank())
+        PROGRAMS[name].step(model, optimizer, torch.randn(8, 90, generator=numbers), step)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def plain(model: nn.Module, optimizer: Any, x: Tensor, step: int) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def clipped(model: nn.Module, optimizer: Any, x: Tensor, step: int) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def unused(model: nn.Module, optimizer: Any, x: Tensor, step: int) -> None:
+    optimizer.zero_grad()
+    layers = list(model.children())  # type: ignore[call-overload]
+    out = layers[1](layers[0](x))
+    if (step + hvd.rank()) % 2:
+        out = layers[2](out)
+    out.square().mean().backward()
+    optimizer.step()
+
+
+def accumulated(model: nn.Module, optimizer: Any, x: Tensor, step: int) -> None:
+    optimizer.zero_grad()
+    for part in x.chunk(2):
+        model(part).square().mean().backward()
+    optimizer.step()
+
+
+@dataclass
+class Program:
+    """One way to train; `how`: arguments of DistributedOptimizer."""
+
+    step: Callable[[nn.Module, Any, Tensor, int], None]
+    how: dict[str, Any]
+
+
+PROGRAMS = {
+    "plain": Program(plain, {}),
+    "clipped": Program(clipped, {}),
+    "unused": Program(unused, {}),
+    "accumulated": Program(accumulated, {"backward_passes_per_step": 2}),
+    "predivided": Program(plain, {"gradient_predivide_factor": 2.0}),
+    "sharded": Program(plain, {"sharded": True}),
+    "sharded and clipped": Program(clipped, {"sharded": True}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_train_alike_on_all_ranks_and_like_without(
+    three_ranks: RankPool, name: str
+) -> None:
+    ours = three_ranks.run(body_program, name)
+    for other in ours[1:]:
+        assert torch.equal(other, ours[0])
+    exact = three_ranks.run(body_exact, name)[0]
+    change = (exact - three_ranks.run(body_start)[0]).norm()
+    assert 0 < (ours[0] - exact).norm() < 0.02 * change
+
+
+def body_exact(name: str) -> Tensor:
+    how = PROGRAMS[name].how
+    PROGRAMS[name].how = {**how, "compression": hvd.Compression.none}
+    try:
+        return body_program(name)
+    finally:
+        PROGRAMS[name].how = how
+
+
+def body_start() -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(90, 120), nn.ReLU(), nn.Linear(120, 70), nn.Linear(70, 3))
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def body_scaled(bad_rank: int) -> tuple[bool, Tensor, float]:
+    """A step whose gradients overflow on one rank, with GradScaler."""
+    weight = nn.Parameter(torch.ones(30, 30))
+    optimizer = wrapped([weight])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        bad = step == 2 and hvd.rank() == bad_rank
+        scaler.scale((weight * (torch.inf if bad else 0.5)).sum()).backward()
+        before = weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 2:
+            skipped = torch.equal(before, weight.detach())
+    return skipped, weight.detach().clone(), scaler.get_scale()
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(two_ranks: RankPool) -> None:
+    for skipped, weight, scale in two_ranks.run(body_scaled, 1):
+        assert skipped
+        assert scale == 2.0
+        assert torch.allclose(weight, torch.full((30, 30), 1 - 3 * 0.5), atol=0.01)
+
+
+@on_ranks(2)
+def test_kept_and_small_parameters_are_exact() -> None:
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((8, 9), (17,), (8, 9))]
+    named = list(zip(("router.weight", "bias", "body.weight"), parameters, strict=True))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0), named, hvd.Compression.int8(keep=["router"])
+    )
+    each = [gradient(hvd.rank(), 2, tuple(p.shape)) for p in parameters]
+    for parameter, own in zip(parameters, each, strict=True):
+        parameter.backward(own)
+    optimizer.step()
+    exact = [
+        torch.equal(
+            parameter.detach(),
+            -(gradient(0, 2, tuple(parameter.shape)) + gradient(1, 2, tuple(parameter.shape))) / 2,
+        )
+        for parameter in parameters
+    ]
+    assert exact == [True, True, False]
+
+
+@on_ranks(2)
+def test_what_cannot_be_encoded_is_refused_with_the_cure() -> None:
+    weight = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(InvalidUsage, match=r"Compression\.bf16"):
+        hvd.allreduce(torch.ones(4), compression=hvd.Compression.int8)
+    with pytest.raises(InvalidUsage, match="Adasum"):
+        wrapped([weight], op=hvd.Adasum)
+    with pytest.raises(ValueError, match="keep"):
+        hvd.Compression.int8(keep=[3])  # type: ignore[list-item]
+
+
+@on_ranks(2)
+def test_a_setting_that_forbids_halves_is_named() -> None:
+    weight = nn.Parameter(torch.zeros(4, 4))
+    with new_job({"HVD_ORDER_SPLIT": "never"}), pytest.raises(InvalidUsage) as refused:
+        wrapped([weight])
+    assert str(refused.value) == (
+        "gradients cannot travel in 8 bits: HVD_ORDER_SPLIT=never. Use Compression.bf16 or none"
+    )
