@@ -6,6 +6,7 @@ All get the same workload; each is used as its own documentation says.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,8 @@ from torch import nn
 from benchmarks.runner.workloads.workload import Workload
 
 _SLICE_BYTES = 1 << 20
+
+DdpHook = Callable[[nn.parallel.DistributedDataParallel], object]
 
 
 def _nothing() -> None:
@@ -169,8 +172,12 @@ def _beside(
     return Trainer(both, finish, **more)
 
 
-def ddp(work: Workload, bucket_mib: float = 25) -> Trainer:
-    """DistributedDataParallel; the loop keeps master copies, as mixed-precision trainers do."""
+def ddp(work: Workload, bucket_mib: float = 25, hook: DdpHook | None = None) -> Trainer:
+    """DistributedDataParallel; the loop keeps master copies, as mixed-precision trainers do.
+
+    Args:
+        hook: registers a communication hook.
+    """
     weights = list(work.model.parameters())
     device = weights[0].device
     masters = [weight.detach().float() for weight in weights] if work.masters else []
@@ -178,8 +185,27 @@ def ddp(work: Workload, bucket_mib: float = 25) -> Trainer:
         work.model, device_ids=[device] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True,
     )  # fmt: skip
+    if hook is not None:
+        hook(parallel)
     optimizer = work.optimizer(masters or weights)
     return _trainer(work, parallel, optimizer, masters, note=lambda: f"{bucket_mib:g} MiB")
+
+
+def ddp_bf16(work: Workload) -> Trainer:
+    """DistributedDataParallel with torch's hook that sends gradients as bfloat16."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return ddp(work, hook=lambda p: p.register_comm_hook(None, default_hooks.bf16_compress_hook))
+
+
+def ddp_powersgd(work: Workload, rank: int = 2) -> Trainer:
+    """DistributedDataParallel with torch's PowerSGD hook, from its eleventh step on."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=10
+    )
+    return ddp(work, hook=lambda p: p.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
 
 
 def fsdp2(work: Workload) -> Trainer:
@@ -193,7 +219,12 @@ def fsdp2(work: Workload) -> Trainer:
     return _trainer(work, work.model, _optimizer(work))
 
 
-def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool = False) -> Trainer:
+def hvd_order(
+    work: Workload,
+    env: dict[str, str] | None = None,
+    sharded: bool = False,
+    compression: str = "none",
+) -> Trainer:
     """Joins the process group that exists; ``env`` are its knobs, None: those that are set."""
     if env is not None:
         for name in [name for name in os.environ if name.startswith("HVD_ORDER_")]:
@@ -205,8 +236,9 @@ def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool =
     hvd.init()
     hvd.broadcast_parameters(work.model.state_dict(), root_rank=0)
     optimizer: Any = hvd.DistributedOptimizer(
-        _optimizer(work), named_parameters=work.model.named_parameters(), sharded=sharded
-    )
+        _optimizer(work), named_parameters=work.model.named_parameters(), sharded=sharded,
+        compression=getattr(hvd.Compression, compression),
+    )  # fmt: skip
     host = engine_host.running_host()
     assert host is not None
 
@@ -217,6 +249,7 @@ def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool =
         return (
             f"{settings.slice_bytes >> 10} KiB x {in_flight}, {settings.policy}, "
             f"{host.agreement}{awaited}"
+            + (f", {len(optimizer.compression_report())} in codes" if settings.coded else "")
         )
 
     def close() -> None:
@@ -236,6 +269,16 @@ def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool =
 def sharded(work: Workload, env: dict[str, str] | None = None) -> Trainer:
     """hvd_order with sharded optimizer state, which keeps its own master copies."""
     return hvd_order(work, env, sharded=True)
+
+
+def int8(work: Workload, env: dict[str, str] | None = None) -> Trainer:
+    """hvd_order with all gradients in 8 bits that can be."""
+    return hvd_order(work, env, compression="int8")
+
+
+def auto(work: Workload, env: dict[str, str] | None = None) -> Trainer:
+    """hvd_order with those gradients in 8 bits for which the step waits."""
+    return hvd_order(work, env, compression="auto")
 
 
 def horovod(work: Workload) -> Trainer:
@@ -262,8 +305,13 @@ SYSTEMS: dict[str, Callable[..., Trainer]] = {
     "no_waiting": no_waiting,
     "no_waiting_halves": no_waiting_halves,
     "ddp": ddp,
+    "ddp_bf16": ddp_bf16,
+    "ddp_powersgd": ddp_powersgd,
+    "ddp_powersgd4": functools.partial(ddp_powersgd, rank=4),
     "fsdp2": fsdp2,
     "hvd_order": hvd_order,
+    "int8": int8,
+    "auto": auto,
     "sharded": sharded,
     "horovod": horovod,
 }

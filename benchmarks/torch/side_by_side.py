@@ -26,8 +26,8 @@ from benchmarks.runner.records.record import DEFAULT_FOLDER
 from benchmarks.runner.workloads.build import MODELS, is_real
 
 SYSTEMS = {
-    "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "fsdp2", "horovod",
-              "hvd_order_planned", *VARIANTS],
+    "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "ddp_bf16", "ddp_powersgd",
+              "ddp_powersgd4", "fsdp2", "horovod", "hvd_order_planned", "int8", "auto", *VARIANTS],
     "tensorflow": ["mirrored", "horovod", "hvd_order"],
 }  # fmt: skip
 PEERS = {
@@ -111,6 +111,8 @@ def _torch(
             contestants.append(Contestant(name, name, place.horovod_fleet("horovod", {})))
         elif name in VARIANTS:
             contestants.append(Contestant.variant(name, place, knobs, options.before))
+        elif name in ("int8", "auto"):
+            contestants.append(Contestant(name, name, place.fleet(), {"env": knobs}))
         elif name == "no_waiting_halves":
             contestants.append(Contestant(name, name, place.fleet()))
         elif name == "hvd_order_planned":

@@ -49,16 +49,17 @@ void bindLayout(py::module_& m) {
       .def(
           py::init([](const std::vector<std::tuple<std::string, ByteCount, BufferId>>& tensors,
                       ByteCount sliceBytes, bool smallFront, bool split, bool sharded,
-                      std::uint32_t maximaRanks) {
+                      std::uint32_t maximaRanks, bool byNeed) {
             std::vector<TensorSpec> specs;
             for (const auto& [name, size, buffer] : tensors) {
               specs.push_back({name, size, buffer});
             }
             return std::make_shared<SliceLayout>(
-                std::move(specs), sliceBytes, smallFront, split, sharded, maximaRanks);
+                std::move(specs), sliceBytes, smallFront, split, sharded, maximaRanks, byNeed);
           }),
           py::arg("tensors"), py::arg("slice_bytes"), py::arg("small_front") = true,
-          py::arg("split") = false, py::arg("sharded") = false, py::arg("maxima_ranks") = 0)
+          py::arg("split") = false, py::arg("sharded") = false, py::arg("maxima_ranks") = 0,
+          py::arg("by_need") = false)
       .def_property_readonly("is_split", &SliceLayout::isSplit)
       .def_property_readonly("is_sharded", &SliceLayout::isSharded)
       .def("parameter_of", &SliceLayout::parameterOf, py::arg("gradient"))

@@ -50,19 +50,15 @@ void bindPacking(py::module_& m) {
       py::arg("device_type"), py::arg("kernels"), "Sets the kernels of a type of device.");
   m.def(
       "pack",
-      [](const Tensors& from, const Tensors& to, double scale,
-         const std::vector<std::optional<at::Tensor>>& residuals) {
+      [](const Tensors& from, const Tensors& to, double scale) {
         std::vector<Packing> packings;
         for (std::size_t i = 0; i < from.size(); ++i) {
-          const bool feedback = i < residuals.size() && residuals[i];
-          packings.push_back({from[i], to.at(i), feedback ? *residuals[i] : at::Tensor(), scale});
+          packings.push_back({from[i], to.at(i), scale});
         }
         const py::gil_scoped_release noGil;
         pack(packings);
       },
-      py::arg("from_"), py::arg("to"), py::arg("scale"),
-      py::arg("residuals") = std::vector<std::optional<at::Tensor>>(),
-      "to = cast(scale * from + residual), and what the cast has lost is the new residual.");
+      py::arg("from_"), py::arg("to"), py::arg("scale"), "to = cast(scale * from).");
   m.def(
       "encode",
       [](const at::Tensor& values, WireFormat format, const std::optional<at::Tensor>& residual,
@@ -136,10 +132,8 @@ void bindGradients(py::module_& m) {
           [](GradientEntry& entry, at::Tensor tensor) { entry.gradient.place(std::move(tensor)); })
       .def_property_readonly(
           "in_place", [](const GradientEntry& entry) { return entry.gradient.inPlace(); })
-      .def_readwrite("residual", &GradientEntry::residual)
       .def_readwrite("on_wire", &GradientEntry::onWire)
       .def_readwrite("casts", &GradientEntry::casts)
-      .def_readwrite("feedback", &GradientEntry::feedback)
       .def_readwrite("tensor", &GradientEntry::tensor)
       .def_readwrite("passes_to_go", &GradientEntry::passesToGo)
       .def_property_readonly("sent", &GradientEntry::isSent)

@@ -264,7 +264,7 @@ void Scheduler::offer(SliceKey slice) {
   // Slices of several models interleave by place; the model id breaks ties.
   const std::uint64_t urgency = policy_ == Policy::kArrival
       ? arrivals_++
-      : std::uint64_t{slice.index} * SliceKey::kMaxModels + slice.model;
+      : m.layout->urgency(slice.index) * SliceKey::kMaxModels + slice.model;
   candidates_.push_back({urgency, slice});
   std::push_heap(candidates_.begin(), candidates_.end(), kLessUrgent);
 }

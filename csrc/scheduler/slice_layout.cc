@@ -45,8 +45,11 @@ SliceLayout::SliceLayout(
     bool smallFront,
     bool split,
     bool sharded,
-    std::uint32_t maximaRanks)
-    : tensors_(std::move(tensors)), gradients_(static_cast<TensorId>(tensors_.size())) {
+    std::uint32_t maximaRanks,
+    bool byNeed)
+    : tensors_(std::move(tensors)),
+      gradients_(static_cast<TensorId>(tensors_.size())),
+      byNeed_(byNeed && split && !sharded) {
   if (sliceBytes < kCutAlignment) {
     throw InvalidUsage(
         concat("slice size is ", sliceBytes, " bytes; the least is ", kCutAlignment, " bytes"));

@@ -55,7 +55,8 @@ struct Slice {
 /// squares of the tensor's part in this rank's shard, and is sent once all reduce-scatters are
 /// done. So all ranks know the norms of the sums before these have arrived. Slice 0 is the squares,
 /// then come the reduce-scatters and then the all-gathers, each in consumption order: what the
-/// norms wait for goes first.
+/// norms wait for goes first. Where nobody waits for norms, halves go *by need*: both halves of
+/// what is consumed first before those of what is consumed later.
 ///
 /// In a *sharded* layout each rank updates the parameters of its shards between the halves, so the
 /// all-gathers carry parameters. Each parameter is a tensor of its own, in the place of its
@@ -78,6 +79,7 @@ class SliceLayout final {
   /// @param split whether all-reduces are split.
   /// @param sharded whether parameters travel in the second half; only if split.
   /// @param maximaRanks number of ranks, if the squares have maxima; else 0.
+  /// @param byNeed whether halves go by need.
   /// @throws InvalidUsage for an empty name, a bad size, a slice size below kCutAlignment, or more
   ///   than SliceKey::kMaxSlices slices.
   SliceLayout(
@@ -86,7 +88,8 @@ class SliceLayout final {
       bool smallFront = true,
       bool split = false,
       bool sharded = false,
-      std::uint32_t maximaRanks = 0);
+      std::uint32_t maximaRanks = 0,
+      bool byNeed = false);
 
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const {
     return tensors_;
@@ -105,6 +108,14 @@ class SliceLayout final {
   /// Sizes of all gradient buffers, by BufferId.
   [[nodiscard]] const std::vector<ByteCount>& bufferBytes() const {
     return bufferBytes_;
+  }
+  /// Place of a slice among those that are ready; the lowest goes first.
+  [[nodiscard]] std::uint64_t urgency(SliceIndex slice) const {
+    if (!byNeed_) {
+      return slice;
+    }
+    const bool gathers = slices_[slice].operation == Operation::kAllGather;
+    return gathers ? 2 * std::uint64_t{slice - pairs()} + 1 : 2 * std::uint64_t{slice};
   }
   /// Size of the largest slice that the credit must hold.
   [[nodiscard]] ByteCount largestSliceBytes() const {
@@ -172,6 +183,7 @@ class SliceLayout final {
   std::vector<ByteCount> bufferBytes_;
   ByteCount largestSliceBytes_ = 0;
   std::uint32_t maximaRanks_ = 0;
+  bool byNeed_ = false;
   std::size_t firstMaximum_ = 0; // of rank 0
   // Both directions of "slice carries tensor", flattened: row i is [start[i], start[i + 1]).
   std::vector<SliceIndex> slicesOfTensor_;

@@ -73,6 +73,7 @@ class SliceLayout:
         split: bool = ...,
         sharded: bool = ...,
         maxima_ranks: int = ...,
+        by_need: bool = ...,
     ) -> None:
         """Takes (name, size in bytes, buffer) in consumption order.
 
@@ -83,6 +84,8 @@ class SliceLayout:
                 last, holds sums of squares.
             maxima_ranks: number of ranks, if that tensor also has a place for each rank's largest
                 absolute value of each gradient.
+            by_need: both halves of what is consumed first go before those of what is consumed
+                later; otherwise what the norms wait for goes first.
 
         Raises:
             InvalidUsage: an empty name, or a size that is no positive multiple of 16.

@@ -217,7 +217,12 @@ class WireFormat:
     FLOAT16: WireFormat
     INT8: WireFormat
     __members__: dict[str, WireFormat]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
+@final
 class HalfForm:
     """How the halves of a split all-reduce travel."""
 
@@ -317,11 +322,9 @@ class GradientEntry:
     @property
     def gradient_is_held(self) -> bool:
         """Whether anything beside the entry refers to `gradient` or shares its storage."""
-    residual: torch.Tensor | None
     use_flag: torch.Tensor
     on_wire: bool
     casts: bool
-    feedback: bool
     tensor: int
     passes_to_go: int
     late: bool
@@ -454,13 +457,8 @@ def register_kernels(device_type: str, kernels: object) -> None:
         InvalidUsage: they are of another version, or PyTorch does not tell the handles of streams.
     """
 
-def pack(
-    from_: Sequence[torch.Tensor],
-    to: Sequence[torch.Tensor],
-    scale: float,
-    residuals: Sequence[torch.Tensor | None] = (),
-) -> None:
-    """``to = cast(scale * from + residual)``; what the cast has lost is the new residual.
+def pack(from_: Sequence[torch.Tensor], to: Sequence[torch.Tensor], scale: float) -> None:
+    """``to = cast(scale * from)``.
 
     Enqueued on the current streams, in one launch where the device has kernels.
     """

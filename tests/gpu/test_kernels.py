@@ -1,4 +1,4 @@
-"""The kernels that pack gradients and unpack sums give the CPU's numbers."""
+"""The kernels that pack, unpack, encode and add up gradients give the CPU's numbers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def equal_the_cpu(device: torch.device) -> None:
         for scale in (1.0, 0.5, 1 / 3):
             for pieces in (_special(dtype).split(1_000_003), _odd_lengths()):
                 _compare(pieces, dtype, scale, device)
+        for values in (_special(dtype)[:1_000_003], torch.randn(4097), torch.ones(1)):
+            for format_ in native.WireFormat.__members__.values():
+                for element in (torch.float32, dtype):
+                    _compare_codes(values.to(element), format_, device)
 
 
 def _special(dtype: torch.dtype) -> Tensor:
@@ -60,20 +64,34 @@ def _compare(pieces: Sequence[Tensor], dtype: torch.dtype, scale: float, on: tor
     def results(device: torch.device) -> list[Tensor]:
         gradients = [piece.to(device, copy=True) for piece in pieces]
         places = [torch.empty(len(piece), dtype=dtype, device=device) for piece in pieces]
-        residuals = [torch.full_like(gradient, 1e-3) for gradient in gradients]
-        native.pack(gradients, places, scale, residuals)
-        plain = [torch.empty_like(place) for place in places]
-        native.pack(gradients, plain, scale)
+        native.pack(gradients, places, scale)
         back = [torch.empty_like(gradient) for gradient in gradients]
         squares = native.unpack(places, back, scale, squares=True)
         assert all(square is not None for square in squares)
-        found = [*places, *residuals, *plain, *back, *(s for s in squares if s is not None)]
+        found = [*places, *back, *(s for s in squares if s is not None)]
         return [each.cpu() for each in found]
 
-    here, there = results(torch.device("cpu")), results(on)
+    _check_equal(results(torch.device("cpu")), results(on), f"{dtype}, scale {scale:g}")
+
+
+def _compare_codes(values: Tensor, format_: native.WireFormat, on: torch.device) -> None:
+    def results(device: torch.device) -> list[Tensor]:
+        own = values.to(device, copy=True)
+        residual = torch.full_like(own, 1e-3, dtype=torch.float32)
+        message = native.encode(own, format_, residual, writes_back=True)
+        sums = own.clone()
+        native.decode(torch.stack([message, message]), sums, format_, own=1)
+        alone = torch.empty_like(own)
+        native.decode(message.view(1, -1), alone, format_)
+        return [each.cpu() for each in (own, residual, sums, alone)]
+
+    _check_equal(results(torch.device("cpu")), results(on), f"{values.dtype} as {format_.name}")
+
+
+def _check_equal(here: Sequence[Tensor], there: Sequence[Tensor], what: str) -> None:
     for number, (a, b) in enumerate(zip(here, there, strict=True)):
         same = (a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()
         assert same.all(), (
-            f"{dtype}, scale {scale:g}, result {number}: {int((~same).sum())} of {len(a)} elements "
-            f"differ from the CPU's"
+            f"{what}, result {number}: {int((~same).sum())} of {len(a)} elements differ from the "
+            "CPU's"
         )

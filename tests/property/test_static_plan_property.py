@@ -94,6 +94,14 @@ def test_what_the_norms_wait_for_goes_first() -> None:
     assert plan == [1, 2, 3, 0, 4, 5, 6]
 
 
+def test_halves_by_need_go_in_pairs() -> None:
+    # Nobody waits for norms: the first tensor is whole after a third of the bytes.
+    layout = native.SliceLayout([(f"t{i}", 64, 0) for i in range(3)], 64, split=True, by_need=True)
+    settings = SliceSettings(64, 64, "priority")
+    plan = static_plan.replay(layout, [0.0] * 3, LinkModel(0.0, 0.0, 1.0), settings)
+    assert plan == [1, 4, 2, 5, 3, 0, 6]
+
+
 def test_a_half_moves_half_of_the_bytes() -> None:
     # 64 bytes a second: a half of the last tensor takes half a second, so the second half of it has
     # begun when the others are ready.

@@ -23,7 +23,7 @@ _SHARE = 0.85  # of the rate of a copy, for slices of 64 MiB and more
 def check_bandwidth(
     device: torch.device, sizes_mib: Sequence[int] = (1, 4, 16, 64, 256)
 ) -> Finding:
-    """Rates of copy, scale, cast, cast with feedback, unpack and packing of small gradients."""
+    """Rates of copy, scale, cast, 8-bit codes, unpack and packing of small gradients."""
     require_kernels(device)
     figures: dict[str, float] = {}
     sizes = sizes_mib if device.type == "cuda" else sizes_mib[:2]
@@ -37,7 +37,7 @@ def check_bandwidth(
             figures[f"{name}_{mib}mib_bytes_per_s"] = moved / seconds
     limit = figures[f"copy_{largest}mib_bytes_per_s"]
     texts, missed = [f"copy {limit / 1e12:.2f} TB/s"], []
-    for name in ("scale", "cast", "feedback", "unpack", "small"):
+    for name in ("scale", "cast", "encode", "unpack", "small"):
         for mib in (64, 256):
             share = figures.get(f"{name}_{mib}mib_bytes_per_s", limit) / limit
             if share < _SHARE and name != "small" and device.type == "cuda":
@@ -83,9 +83,11 @@ def _jobs(size: int, device: torch.device) -> dict[str, tuple[Callable[[int], ob
         for gradient, place in zip(small[0][i % sets], small[1][i % sets], strict=True):
             torch.mul(gradient, 0.5, out=place)
 
-    def pack(i: int, residual: bool) -> None:
-        kept = [residuals[i % sets]] if residual else []
-        native.pack([gradients[i % sets]], [narrow[i % sets]], 0.5, kept)
+    def pack(i: int) -> None:
+        native.pack([gradients[i % sets]], [narrow[i % sets]], 0.5)
+
+    def encode(i: int) -> None:
+        native.encode(gradients[i % sets], native.WireFormat.INT8, residuals[i % sets])
 
     finish(device)
     return {
@@ -93,8 +95,8 @@ def _jobs(size: int, device: torch.device) -> dict[str, tuple[Callable[[int], ob
         "scale": (
             lambda i: torch.mul(gradients[i % sets], 0.5, out=wide[i % sets]), 8.0 * elements
         ),
-        "cast": (functools.partial(pack, residual=False), 6.0 * elements),
-        "feedback": (functools.partial(pack, residual=True), 14.0 * elements),
+        "cast": (pack, 6.0 * elements),
+        "encode": (encode, 13.0 * elements),
         "unpack": (unpack, 6.0 * elements),
         "small": (pack_small, 8.0 * elements),
         "operators": (operators, 8.0 * elements),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+ROUNDS_GRADIENTS = {"ddp_bf16", "ddp_powersgd", "ddp_powersgd4", "int8", "auto"}
+"""Systems that send fewer bytes."""
+
 _ROUNDING = 1e-5
 """Sums are taken in another order."""
 _OF_A_NORM = 0.1
@@ -14,7 +17,8 @@ _OF_A_NORM = 0.1
 
 
 def same_weights(weights: Mapping[str, Sequence[Sequence[float]]], clipped: bool) -> bool:
-    """Whether all systems and ranks agree, up to rounding.
+    """Whether all systems and ranks agree, up to rounding; of a system that rounds gradients, the
+    ranks.
 
     With clipping the norm scales every update, so that all weights of a system may differ from
     another's by one factor near 1.
@@ -22,7 +26,15 @@ def same_weights(weights: Mapping[str, Sequence[Sequence[float]]], clipped: bool
     Args:
         weights: by system and rank.
     """
-    everything = [values for by_rank in weights.values() for values in by_rank]
+    rounded = [by_rank for system, by_rank in weights.items() if system in ROUNDS_GRADIENTS]
+    if any(values != by_rank[0] for by_rank in rounded for values in by_rank):
+        return False
+    everything = [
+        values
+        for system, by_rank in weights.items()
+        if system not in ROUNDS_GRADIENTS
+        for values in by_rank
+    ]
     if clipped:
         lengths = [math.hypot(*values) for values in everything]
         if any(not math.isclose(each, lengths[0], rel_tol=_OF_A_NORM) for each in lengths):

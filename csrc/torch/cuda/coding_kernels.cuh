@@ -110,7 +110,7 @@ __device__ void encodeNarrow(const Part& part) {
   auto* const out = static_cast<typename Wire::Stored*>(part.run.codes);
   forMine(part, [&](std::int64_t at, int) {
     float lost = part.run.residual == nullptr ? 0.0F : part.run.residual[at];
-    out[at] = withFeedback<Wire>(Element::widen(values[at]), 1.0F, lost);
+    out[at] = withFeedback<Wire>(Element::widen(values[at]), lost);
     if (part.run.residual != nullptr) {
       part.run.residual[at] = lost;
     }

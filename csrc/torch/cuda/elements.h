@@ -15,20 +15,20 @@ HVDO_INLINE inline typename To::Stored scaled(typename From::Stored from, float 
   return To::round(From::widen(from) * scale);
 }
 
-/// Casts a gradient to 16 bits and keeps what the cast loses for the next step.
+/// Casts a value to 16 bits and keeps what the cast loses for the next step.
 ///
-/// exact = scale * gradient + residual; out = cast(exact); residual = exact - out. So the sum of
-/// what is sent over the steps differs from the sum of the gradients by one rounding error, not by
+/// exact = value + residual; out = cast(exact); residual = exact - out. So the sum of
+/// what is sent over the steps differs from the sum of the values by one rounding error, not by
 /// one a step.
 ///
-/// A cast that overflows, or a gradient that is not finite, leaves a residual of 0: the receiver
+/// A cast that overflows, or a value that is not finite, leaves a residual of 0: the receiver
 /// must see the infinity (GradScaler then skips the step), and later steps must not.
 ///
 /// Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014, section 3; for the
 /// convergence Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019.
 template <typename To>
-HVDO_INLINE inline typename To::Stored withFeedback(float gradient, float scale, float& residual) {
-  const float exact = scale * gradient + residual;
+HVDO_INLINE inline typename To::Stored withFeedback(float value, float& residual) {
+  const float exact = value + residual;
   const typename To::Stored out = To::round(exact);
   const auto lost = std::bit_cast<std::uint32_t>(exact - To::widen(out));
   const std::uint32_t finite = float_bits::choose(

@@ -126,7 +126,7 @@ void encodeNarrow(const CodedRun& run) {
     for (std::int64_t i = 0; i < run.count; ++i) {
       const float value = Element::widen(values[i]);
       float lost = residual == nullptr ? 0.0F : residual[i];
-      codes[i] = withFeedback<Wire>(value, 1.0F, lost);
+      codes[i] = withFeedback<Wire>(value, lost);
       if (residual != nullptr) {
         residual[i] = lost;
       }

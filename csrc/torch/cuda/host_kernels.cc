@@ -20,18 +20,6 @@ void scaleAll(const KernelArray& array, std::int64_t begin, std::int64_t end, fl
   });
 }
 
-template <typename To>
-void feedBack(const KernelArray& array, std::int64_t begin, std::int64_t end, float scale) {
-  const auto* __restrict from = static_cast<const float*>(array.from);
-  auto* __restrict to = static_cast<typename To::Stored*>(array.to);
-  float* __restrict residual = array.residual;
-  runOnWidestVectors([=]() HVDO_INLINE {
-    for (std::int64_t i = begin; i < end; ++i) {
-      to[i] = withFeedback<To>(from[i], scale, residual[i]);
-    }
-  });
-}
-
 double sumOfSquares(const float* values, std::int64_t count) {
   std::array<double, kLanes> lanes{};
   for (std::int64_t i = 0; i < count; ++i) {
@@ -55,13 +43,6 @@ bool packOnHost(
     Format from,
     Format to,
     float scale) {
-  if (array.residual != nullptr) {
-    if (from != Format::kFloat32 || to == Format::kFloat32) {
-      return false;
-    }
-    (to == Format::kBfloat16 ? feedBack<Bfloat16> : feedBack<Float16>)(array, begin, end, scale);
-    return true;
-  }
   if (from == Format::kFloat32 && to == Format::kFloat32) {
     scaleAll<Float32, Float32>(array, begin, end, scale);
   } else if (from == Format::kFloat32) {

@@ -40,7 +40,6 @@ struct Senders {
 struct KernelArray {
   const void* from;
   void* to;
-  float* residual; ///< of `pack` with error feedback; else null
   std::int64_t count;
 };
 
@@ -56,7 +55,7 @@ struct KernelTable {
   static constexpr const char* kCapsule = "hvd_order.KernelTable"; ///< name of its PyCapsule
 
   std::int32_t version;
-  /// Enqueues to = cast(scale * from), or with residuals what `elements.h` says, for all arrays.
+  /// Enqueues to = cast(scale * from) for all arrays.
   /// `from` is float32, or of the format of `to`. The device of `stream` must be current.
   /// @return null, or the error in words.
   const char* (*pack)(

@@ -18,12 +18,11 @@ constexpr int kWarp = 32;
 // The table of arrays is an argument of the kernel, so no copy precedes the launch. Small launches
 // are common, and a launch copies the whole argument.
 constexpr int kFew = 32;
-constexpr int kMany = 800; // 32 bytes each; an argument has at most 32,764
+constexpr int kMany = 1000; // 24 bytes each; an argument has at most 32,764
 
 struct Entry {
   const void* from;
   void* to;
-  float* residual;
   std::int32_t firstChunk; // number of the chunks of the arrays before
   std::int32_t last;       // elements of the last chunk
 };
@@ -40,7 +39,6 @@ template <typename From, typename To>
 struct Chunk {
   const From* from;
   To* to;
-  float* residual;
   int elements;
 };
 
@@ -61,7 +59,6 @@ __device__ Chunk<From, To> chunkOf(const Table<kCapacity>& table, int chunk) {
   const std::int64_t offset = std::int64_t{chunk - entry.firstChunk} * kChunkElements;
   return {
       static_cast<const From*>(entry.from) + offset, static_cast<To*>(entry.to) + offset,
-      entry.residual == nullptr ? nullptr : entry.residual + offset,
       chunk + 1 == end ? entry.last : static_cast<int>(kChunkElements)};
 }
 
@@ -99,21 +96,16 @@ __device__ void store(T* to, const Group<T>& group, int count, bool whole) {
   }
 }
 
-template <typename From, typename To, bool kFeedback, int kCapacity>
+template <typename From, typename To, int kCapacity>
 __global__ void __launch_bounds__(kLanes)
     packKernel(const __grid_constant__ Table<kCapacity> table, float scale) {
   using Source = typename From::Stored;
   using Target = typename To::Stored;
   const auto chunk = chunkOf<Source, Target>(table, static_cast<int>(blockIdx.x));
-  const bool words =
-      aligned(chunk.from) && aligned(chunk.to) && (!kFeedback || aligned(chunk.residual));
+  const bool words = aligned(chunk.from) && aligned(chunk.to);
   if (!words) { // neighbouring threads take neighbouring elements, so that the reads are joined
     for (int i = static_cast<int>(threadIdx.x); i < chunk.elements; i += kLanes) {
-      if constexpr (kFeedback) {
-        chunk.to[i] = withFeedback<To>(chunk.from[i], scale, chunk.residual[i]);
-      } else {
-        chunk.to[i] = scaled<From, To>(chunk.from[i], scale);
-      }
+      chunk.to[i] = scaled<From, To>(chunk.from[i], scale);
     }
     return;
   }
@@ -126,16 +118,8 @@ __global__ void __launch_bounds__(kLanes)
     const bool whole = count == kGroup;
     const Group<Source> from = load(chunk.from + begin, count, whole);
     Group<Target> to;
-    if constexpr (kFeedback) {
-      Group<float> residual = load(chunk.residual + begin, count, whole);
-      for (int i = 0; i < kGroup; ++i) {
-        to.value[i] = withFeedback<To>(from.value[i], scale, residual.value[i]);
-      }
-      store(chunk.residual + begin, residual, count, whole);
-    } else {
-      for (int i = 0; i < kGroup; ++i) {
-        to.value[i] = scaled<From, To>(from.value[i], scale);
-      }
+    for (int i = 0; i < kGroup; ++i) {
+      to.value[i] = scaled<From, To>(from.value[i], scale);
     }
     store(chunk.to + begin, to, count, whole);
   }
@@ -211,7 +195,7 @@ const char* inTables(const KernelArray* arrays, std::size_t count, const Launch&
         continue;
       }
       table.entries[table.count++] = {
-          array.from, array.to, array.residual, static_cast<std::int32_t>(chunks),
+          array.from, array.to, static_cast<std::int32_t>(chunks),
           static_cast<std::int32_t>((array.count - 1) % kChunkElements + 1)};
       chunks += chunksOf(array.count);
     }
@@ -233,11 +217,11 @@ const char* inTables(const KernelArray* arrays, std::size_t count, const Launch&
                        : inTables<kMany>(arrays, count, launch);
 }
 
-template <typename From, typename To, bool kFeedback = false>
+template <typename From, typename To>
 const char*
 launchPack(const KernelArray* arrays, std::size_t count, float scale, cudaStream_t stream) {
   return inTables(arrays, count, [&](const auto& table) {
-    packKernel<From, To, kFeedback><<<table.chunks, kLanes, 0, stream>>>(table, scale);
+    packKernel<From, To><<<table.chunks, kLanes, 0, stream>>>(table, scale);
   });
 }
 
@@ -264,16 +248,14 @@ const char* pack(
   const auto run = [&](auto* launch) {
     return launch(arrays, count, scale, static_cast<cudaStream_t>(stream));
   };
-  const bool feedback = count > 0 && arrays[0].residual != nullptr;
   if (from == Format::kFloat32) {
     switch (to) {
       case Format::kFloat32:
         return run(&launchPack<Float32, Float32>);
       case Format::kBfloat16:
-        return run(
-            feedback ? &launchPack<Float32, Bfloat16, true> : &launchPack<Float32, Bfloat16>);
+        return run(&launchPack<Float32, Bfloat16>);
       case Format::kFloat16:
-        return run(feedback ? &launchPack<Float32, Float16, true> : &launchPack<Float32, Float16>);
+        return run(&launchPack<Float32, Float16>);
       case Format::kFloat64:
         break;
     }
@@ -299,7 +281,8 @@ const char* unpack(
 } // namespace
 
 const KernelTable& cudaKernels() {
-  static constexpr KernelTable kTable{KernelTable::kVersion, &pack, &unpack, &coding::encode, &coding::decode};
+  static constexpr KernelTable kTable{
+      KernelTable::kVersion, &pack, &unpack, &coding::encode, &coding::decode};
   return kTable;
 }
 

@@ -57,16 +57,6 @@ bool fits(const GradientEntry& entry, const at::Tensor& gradient) {
   return canPack(gradient, wire) && (entry.casts || gradient.dtype() == wire.dtype());
 }
 
-/// Returns the residual of an entry, zero at first and after a change of shape, dtype or device.
-const at::Tensor& residualOf(GradientEntry& entry, const at::Tensor& gradient) {
-  const at::Tensor& old = entry.residual;
-  if (!old.defined() || old.dtype() != gradient.dtype() || old.device() != gradient.device() ||
-      old.sizes() != gradient.sizes()) {
-    entry.residual = at::zeros_like(entry.wire, gradient.options());
-  }
-  return entry.residual;
-}
-
 void whenReady(
     const std::shared_ptr<Engine>& engine,
     TorchTransport& transport,
@@ -207,10 +197,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
     });
     return true;
   }
-  Packing packing{gradient, wire, {}, scale_};
-  if (entry.feedback && gradient.dtype() != wire.dtype()) {
-    packing.residual = residualOf(entry, gradient);
-  }
+  Packing packing{gradient, wire, scale_};
   if (isBestPackedWithOthers(packing)) {
     whenReady(engine_, *transport_, key, wire.device(), std::move(packing));
     return true;

@@ -64,12 +64,9 @@ struct GradientEntry {
   /// One element in the buffer that tells whether any rank has a gradient (use_flags.h).
   at::Tensor useFlag;
 
-  // Compression to 16 bits; set with the buffers.
-
-  bool casts = false;    ///< `wire` is a cast of `gradient`, which `send` makes in one pass
-  bool feedback = false; ///< what the cast loses is added to the next gradient
-  /// What it has lost (cuda/elements.h); undefined before the first gradient.
-  at::Tensor residual;
+  /// `wire` is a cast of `gradient` to 16 bits, which `send` makes in one pass; set with the
+  /// buffers.
+  bool casts = false;
 
   // The step.
 

@@ -16,12 +16,11 @@
 
 // Gradients into buffers and sums out of them: one pass over memory each, wherever a kernel exists.
 //
-// A packing is a copy that scales, may cast to 16 bits, and may add what earlier casts lost
-// (residual). Kernels do this for float32 and the two 16-bit formats if both tensors have their
-// elements in one order: those of the host (torch/cuda/host_kernels.cc) in parallel ranges, those
-// of a device (device_kernels.h) in one launch for all arrays of a kind, because a launch costs
-// more than a small gradient's copy. Everything else takes PyTorch's operators, several passes
-// over memory.
+// A packing is a copy that scales and may cast to 16 bits. Kernels do this for float32 and the two
+// 16-bit formats if both tensors have their elements in one order: those of the host
+// (torch/cuda/host_kernels.cc) in parallel ranges, those of a device (device_kernels.h) in one
+// launch for all arrays of a kind, because a launch costs more than a small gradient's copy.
+// Everything else takes PyTorch's operators, several passes over memory.
 //
 // Unpacking is the way back, and with `squares` also sums the squares of the results, for norms. An
 // array is cut into chunks of a fixed number of elements, and each chunk gives one number. Whoever
@@ -55,7 +54,6 @@ struct PackLaunch {
   c10::Device device = at::kCPU;
   Format from = Format::kFloat32;
   Format to = Format::kFloat32;
-  bool feedback = false;
   double scale = 1.0;
 
   bool operator==(const PackLaunch&) const = default;
@@ -67,23 +65,19 @@ bool sameOrder(const at::Tensor& a, const at::Tensor& b) {
 
 /// The kind of launch that packs this; nothing if no kernel does.
 std::optional<PackLaunch> kernelFor(const Packing& packing) {
-  const bool feedback = packing.residual.defined();
   const auto from = formatOf(packing.from);
   const auto to = formatOf(packing.to);
   const c10::Device device = packing.to.device();
-  const bool exists = from && to && (from == to ? !feedback : from == Format::kFloat32) &&
+  const bool exists = from && to && (from == to || from == Format::kFloat32) &&
       (device.is_cpu() || kernelsOf(device.type()) != nullptr);
-  if (!exists || !sameOrder(packing.from, packing.to) ||
-      (feedback && !sameOrder(packing.residual, packing.to))) {
+  if (!exists || !sameOrder(packing.from, packing.to)) {
     return std::nullopt;
   }
-  return PackLaunch{device, *from, *to, feedback, packing.scale};
+  return PackLaunch{device, *from, *to, packing.scale};
 }
 
-KernelArray arrayOf(const at::Tensor& from, at::Tensor to, at::Tensor residual) {
-  return {
-      from.const_data_ptr(), to.mutable_data_ptr(),
-      residual.defined() ? residual.mutable_data_ptr<float>() : nullptr, to.numel()};
+KernelArray arrayOf(const at::Tensor& from, at::Tensor to) {
+  return {from.const_data_ptr(), to.mutable_data_ptr(), to.numel()};
 }
 
 void runKernel(const PackLaunch& kind, const std::vector<KernelArray>& arrays) {
@@ -104,15 +98,7 @@ void runKernel(const PackLaunch& kind, const std::vector<KernelArray>& arrays) {
 
 void runOperators(const Packing& packing) {
   at::Tensor to = packing.to;
-  if (!packing.residual.defined()) {
-    at::mul_out(to, packing.from, at::native::wrapped_scalar_tensor(packing.scale));
-    return;
-  }
-  at::Tensor residual = packing.residual;
-  residual.add_(packing.from.mul(packing.scale));
-  to.copy_(residual);
-  residual.sub_(to);
-  residual.nan_to_num_(0.0, 0.0, 0.0);
+  at::mul_out(to, packing.from, at::native::wrapped_scalar_tensor(packing.scale));
 }
 
 bool hasUnpackKernel(const Unpacking& unpacking) {
@@ -180,7 +166,7 @@ void pack(std::span<const Packing> packings) {
     if (known == launches.end()) {
       known = launches.insert(launches.end(), {*kind, {}});
     }
-    known->second.push_back(arrayOf(packing.from, packing.to, packing.residual));
+    known->second.push_back(arrayOf(packing.from, packing.to));
   }
   for (const auto& [kind, arrays] : launches) {
     runKernel(kind, arrays);
@@ -208,7 +194,7 @@ std::vector<at::Tensor> unpack(std::span<const Unpacking> unpackings, double sca
       known = launches.insert(launches.end(), {each.to.device(), *formatOf(each.from), {}, {}, {}});
     }
     known->places.push_back(i);
-    known->arrays.push_back(arrayOf(each.from, each.to, {}));
+    known->arrays.push_back(arrayOf(each.from, each.to));
     known->chunks.push_back(chunksOf(each.to.numel()));
   }
   for (const UnpackLaunch& launch : launches) {

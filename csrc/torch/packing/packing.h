@@ -7,12 +7,10 @@
 
 namespace hvd_order {
 
-/// A gradient on its way into its place in a buffer: to = cast(scale * from), with error feedback
-/// if `residual` is defined (cuda/elements.h).
+/// A gradient on its way into its place in a buffer: to = cast(scale * from).
 struct Packing {
   at::Tensor from;
   at::Tensor to;
-  at::Tensor residual; ///< of the dtype of `from` and the strides of `to`
   double scale = 1.0;
 };
 

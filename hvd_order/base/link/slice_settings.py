@@ -64,6 +64,7 @@ class SliceSettings:
             slices are filled in the order in which gradients are produced (slice_layout.h).
         split: whether all-reduces are split into reduce-scatters and all-gathers, so that the norms
             of the sums are known before the sums have arrived.
+        coded: whether the gradients that were chosen for it travel in fewer bits; only if split.
     """
 
     slice_bytes: int
@@ -73,6 +74,13 @@ class SliceSettings:
     cross_iteration: bool = True
     small_front: bool = True
     split: bool = False
+    coded: bool = False
+
+    def scaled(self, factor: float) -> SliceSettings:
+        """Returns a copy with slices and credit so many times as large."""
+        in_flight = self.credit_bytes // self.slice_bytes
+        size = rounded_settings(min(factor * self.slice_bytes, _LARGEST_BYTES), 1).slice_bytes
+        return replace(self, slice_bytes=size, credit_bytes=in_flight * size)
 
     def with_settings(
         self,

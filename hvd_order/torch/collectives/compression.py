@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["CodedSums", "Compression", "Compressor"]
+
+WireFormatName = Literal["int8", "bfloat16", "float16"]
 
 
 class Compressor:
@@ -75,85 +77,86 @@ class BF16Compressor(Compressor):
         return tensor.to(ctx)
 
 
-class FP16FeedbackCompressor(FP16Compressor):
-    """As `FP16Compressor`; a `DistributedOptimizer` adds what a cast lost to the next gradient."""
-
-
-class BF16FeedbackCompressor(BF16Compressor):
-    """As `BF16Compressor`; a `DistributedOptimizer` adds what a cast lost to the next gradient."""
-
-
 class CodedSums(Compressor):
-    """Codes of 8 bits on the wire, and sums in float32 (csrc/torch/cuda/codes.h).
+    """Fewer bits on the wire, and sums in float32 (csrc/torch/cuda/codes.h).
 
-    A sum of codes is no code of the sum, so each rank adds up its share of the decoded gradients
-    and encodes the sum once: only a `DistributedOptimizer` over torch.distributed does this.
+    Each rank adds up its share of the decoded gradients in the order of the ranks, and encodes the
+    sum once. Only a `DistributedOptimizer` whose sums torch.distributed makes does this.
 
     Attributes:
+        format: of what travels: ``"int8"``, ``"bfloat16"`` or ``"float16"``.
         keep: parameters that travel exactly, as parts of their names.
+        chooses: only gradients on which the step waits for the link travel so.
     """
 
-    def __init__(self, keep: Iterable[str] = ()) -> None:
-        """Takes the parameters that travel exactly.
+    def __init__(
+        self, format_: WireFormatName, keep: Iterable[str] = (), chooses: bool = False
+    ) -> None:
+        """Takes what its attributes say.
 
         Raises:
-            ValueError: one is not text.
+            ValueError: one of those is not text.
         """
+        self.format = format_
+        self.chooses = chooses
         self.keep = (keep,) if isinstance(keep, str) else tuple(keep)
         if not all(isinstance(part, str) for part in self.keep):
             raise ValueError(f"keep= takes parts of parameters' names, not {list(self.keep)}")
 
     def __call__(self, keep: Iterable[str] = ()) -> CodedSums:
         """The same with exceptions: ``Compression.int8(keep=["router"])``."""
-        return type(self)(keep)
+        return type(self)(self.format, keep, self.chooses)
 
-    def encodes(self, name: str, parameter: torch.Tensor) -> bool:
-        """Whether the gradient of a parameter travels in codes.
+    def encodes(self, name: str, parameter: torch.Tensor, gradient: torch.dtype) -> bool:
+        """Whether the gradient of a parameter, of type `gradient`, travels in fewer bits.
 
-        Parameters with one dimension or none do not: biases and norms are few, and one outlier
-        among them would take the bits of its neighbours.
+        Parameters with one dimension or none do not travel in 8 bits: biases and norms are few, and
+        one outlier among them would take the bits of its neighbours.
         """
-        return (
-            parameter.dim() > 1
-            and parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
-            and not any(part in name for part in self.keep)
-        )
+        if self.format == "int8":
+            can = parameter.dim() > 1 and gradient != torch.float64
+        else:
+            can = gradient == torch.float32
+        return can and gradient.is_floating_point and not any(part in name for part in self.keep)
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:  # type: ignore[override]
         """Raises InvalidUsage."""
         del tensor
+        name = "auto" if self.chooses else _NAMES[self.format]
         raise InvalidUsage(
-            "Compression.int8 is for the gradients of a DistributedOptimizer that are summed or "
-            "averaged by torch.distributed; elsewhere use Compression.bf16"
+            f"Compression.{name} is for the gradients of a DistributedOptimizer "
+            "that are summed or averaged by torch.distributed; elsewhere use Compression.bf16"
         )
 
 
 class Compression:
     """The available compressors: ``compression=hvd.Compression.bf16``.
 
-    ``int8`` sends about a quarter of the bytes of float32: blocks of 256 gradients with a float32
-    scale. Both what a rank sends and the sum have error feedback (guides/fewer-bytes.md).
+    ``fp16`` and ``bf16`` cast what is sent, and the ranks add up 16-bit numbers.
 
-    With error feedback (``fp16_ef``, ``bf16_ef``) a `DistributedOptimizer` keeps, for each
-    parameter, what the cast to 16 bits has lost, and adds it to the next gradient before the cast.
-    Over the steps the casts then lose one rounding error, not one a step. The sum over the ranks is
-    rounded to 16 bits as well, which no rank can feed back. It costs one tensor of the parameter's
-    size, on its device, on each rank. Checkpoints do not hold these tensors: training goes on with
-    zeros. Outside of a `DistributedOptimizer`, and with ``op=Adasum``, there is no feedback.
+    ``fp16_ef``, ``bf16_ef`` and ``int8`` send codes, add up float32, and have *error feedback* at
+    both ends: what a code lacks of a gradient, or of a sum, is added to the next one
+    (guides/fewer-bytes.md). Over the steps they lose one rounding error, not one a step. ``int8``
+    sends 8.125 bits for each element of parameters with two dimensions or more. ``auto`` sends
+    those of them so on which the step waits for the link, if trials on real steps find that it
+    helps. Feedback costs four bytes for each element, on its device, on each rank. Checkpoints do
+    not hold them: training goes on with zeros.
 
     Source:
-        Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
+        Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Tang et al.,
+        "DoubleSqueeze", ICML 2019.
     """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-    fp16_ef = FP16FeedbackCompressor
-    bf16_ef = BF16FeedbackCompressor
-    int8 = CodedSums()
+    fp16_ef = CodedSums("float16")
+    bf16_ef = CodedSums("bfloat16")
+    int8 = CodedSums("int8")
+    auto = CodedSums("int8", chooses=True)
 
+
+_NAMES: dict[WireFormatName, str] = {"int8": "int8", "bfloat16": "bf16_ef", "float16": "fp16_ef"}
 
 # What native code does in one pass, for these classes and not for those derived from them.
-CASTS_WITH_FEEDBACK = frozenset({FP16FeedbackCompressor, BF16FeedbackCompressor})
-CASTS = CASTS_WITH_FEEDBACK | {FP16Compressor, BF16Compressor}
+CASTS = frozenset({FP16Compressor, BF16Compressor})

@@ -35,6 +35,7 @@ from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, set_guard
 from hvd_order.torch.rank_check.check import RankCheck
 from hvd_order.torch.shards.model_shards import ModelShards
+from hvd_order.torch.sums.compression_report import CodedGradient
 from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.sum_use import SumUse
 from hvd_order.torch.updates import clean_room, overlap
@@ -335,6 +336,12 @@ class GradientExchange:
     def overlap_report(self) -> OverlapReport:
         """Report of the updates that the last ``step()`` deferred."""
         return self._overlap.report
+
+    def compression_report(self) -> list[CodedGradient]:
+        """What travels in fewer bits, and what that does; between ``step()`` and ``backward()``."""
+        with self._lock:
+            self.flush()
+            return self._model.compression_report()
 
     def flush(self) -> None:
         """Applies every deferred update."""

@@ -144,14 +144,16 @@ def check_sharded(uncompressed: bool, comm_is_allreduce: bool, is_adasum: bool) 
 
 
 def check_coded(is_adasum: bool, is_allreduce: bool) -> None:
-    """Refuses what sums in 8 bits cannot be combined with."""
+    """Refuses what sums of encoded gradients cannot be combined with."""
     if is_adasum:
         raise InvalidUsage(
-            "Compression.int8 needs sums or averages; Adasum has none. Use Compression.bf16"
+            "Compression.int8, bf16_ef and fp16_ef need sums or averages; Adasum has none. Use "
+            "Compression.bf16"
         )
     if not is_allreduce:
         raise InvalidUsage(
-            "Compression.int8 needs all-reduces; parameter servers take Compression.bf16 or none"
+            "Compression.int8, bf16_ef and fp16_ef need all-reduces; parameter servers take "
+            "Compression.bf16 or none"
         )
 
 

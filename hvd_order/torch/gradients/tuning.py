@@ -88,12 +88,27 @@ class Tuning:
             self._log_outlook(None if self._detector is None else self._detector.expected_s)
 
     def _advice(self, again: bool = False) -> SliceSettings:
-        may_be_split = self._model.must_split or (
+        may_be_split = (
             self._separable and self._host.job.config.cross_iteration and self._model.may_be_split
         )
-        return advised_settings(
+        settings = advised_settings(
             self._channel, self._device, self._model.size_bytes, again, may_be_split
         )
+        return settings if self._model.coding is None else self._with_codes(settings)
+
+    def _with_codes(self, settings: SliceSettings) -> SliceSettings:
+        """Chooses which gradients travel in fewer bits, and cuts them so that slices have the
+        advised size on the wire.
+        """
+        host, model = self._host, self._model
+        assert model.coding is not None
+        if model.coding.chooses:
+            model.choose_coded(self._device)
+        if not model.coded:
+            return settings
+        if host.job.config.slice_bytes is None:
+            settings = settings.scaled(model.size_bytes / model.wire_bytes)
+        return replace(settings, split=True, coded=True)
 
     def _allowed(self, settings: SliceSettings) -> SliceSettings:
         """A plan's settings, overridden by what the user has set and by what the transport needs.
@@ -104,9 +119,10 @@ class Tuning:
         config = self._host.job.config
         if config.agreement is not None or not self._host.choice.ranks_sum:
             settings = replace(settings, agreement=self._host.first_agreement)
-        settings = replace(settings, split=settings.split and self._advised.split)
-        if self._model.must_split:
-            settings = replace(settings, split=True)
+        if self._advised.coded:
+            settings = replace(settings, split=True, coded=True)
+        elif not self._advised.split:
+            settings = replace(settings, split=False)
         return settings if config.cross_iteration else replace(settings, cross_iteration=False)
 
     def _use(self, settings: SliceSettings) -> None:
@@ -129,8 +145,8 @@ class Tuning:
         is_free = host.choice.ranks_sum and host.job.config.agreement is None
         planned = is_free and not host.shared
         others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
-        if self._model.must_split:
-            others = [replace(each, split=True) for each in others]
+        if self._advised.coded:
+            others = self._coded_and_not(others)
         elif "split" in host.job.config.debug and self._advised.split:
             others = [each for each in others if each.split]
         # All ranks try the same: rank 0's.
@@ -141,6 +157,21 @@ class Tuning:
         self._tuner = Tuner(choices)
         if self._tuner.slice_settings != host.slice_settings:
             self._use(self._tuner.slice_settings)
+
+    def _coded_and_not(self, others: Sequence[SliceSettings]) -> list[SliceSettings]:
+        """Candidates with codes; and if these are there to save time, some without."""
+        with_codes = [replace(each, split=True, coded=True) for each in others]
+        if self._model.coding is None or not self._model.coding.chooses:
+            return with_codes
+        plain = self._advised.scaled(self._model.wire_bytes / self._model.size_bytes)
+        may_be_split = self._separable and self._model.read_by_norm
+        return [
+            *with_codes,
+            *(
+                replace(each, coded=False, split=may_be_split and each.cross_iteration)
+                for each in (plain, *others[1:3])
+            ),
+        ]
 
     @property
     def done(self) -> bool:
@@ -284,7 +315,8 @@ def _text(settings: SliceSettings) -> str:
     return (
         f"slices of {settings.slice_bytes >> 10} KiB, {settings.credit_bytes >> 10} KiB in flight, "
         f"{settings.policy} order, {settings.agreement} agreement"
-        + (", all-reduces split" if settings.split else "")
+        + (", all-reduces split" if settings.split and not settings.coded else "")
+        + (", codes of fewer bits" if settings.coded else "")
     )
 
 

@@ -28,6 +28,7 @@ from hvd_order.torch.optimizer.exchange_setup import (
 )
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import sharded_dict
+from hvd_order.torch.sums.compression_report import CodedGradient
 from hvd_order.torch.updates import optimizer_class, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
 
@@ -106,6 +107,15 @@ class _Distributed:
         overlaps the next forward pass.
         """
         return OverlapReport() if self._hvd_exchange is None else self._hvd_exchange.overlap_report
+
+    def compression_report(self) -> list[CodedGradient]:
+        """Reports, for each gradient that travels in fewer bits (``Compression.int8``, ``auto``,
+        ``bf16_ef``, ``fp16_ef``), the bytes saved, the error of codes of the last sum, and the norm
+        of what this rank still owes.
+
+        Finishes the last step's updates. Call it after ``step()``, before ``zero_grad()``.
+        """
+        return [] if self._hvd_exchange is None else self._hvd_exchange.compression_report()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -286,8 +296,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: the result of ``model.named_parameters()``; must name every parameter of
             the optimizer. Without it the parameters are numbered.
         compression: how gradients are compressed for transfer: ``Compression.none``, ``.fp16``,
-            ``.bf16``, with error feedback ``.fp16_ef``, ``.bf16_ef``, or in 8 bits ``.int8``
-            (docs/guides/fewer-bytes.md).
+            ``.bf16``; with error feedback ``.fp16_ef``, ``.bf16_ef``, in 8 bits ``.int8``, or in 8
+            bits where the step waits for the link, ``.auto`` (docs/guides/fewer-bytes.md).
         backward_passes_per_step: number of passes whose gradients add up, without division, before
             they are exchanged.
         op: ``Average`` or ``Sum``; or ``Adasum``, which joins the changes of the ranks' own

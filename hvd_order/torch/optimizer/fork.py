@@ -28,6 +28,7 @@ from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.parameters.in_flight import CompletingGuard
+from hvd_order.torch.sums.compression_report import CodedGradient
 from hvd_order.torch.updates import optimizer_class
 from hvd_order.torch.updates.overlap import OverlapReport
 
@@ -114,6 +115,10 @@ class _NoExchange:
     def overlap_report(self) -> OverlapReport:
         """Of the rank's last step before the fork."""
         return self._exchange.overlap_report
+
+    def compression_report(self) -> list[CodedGradient]:
+        """Nothing: the child's gradients do not travel."""
+        return []
 
     def set_passes(self, passes: int) -> None:
         """Does nothing: the child counts no passes."""

@@ -47,9 +47,7 @@ class ParameterEntry(native.GradientEntry):
         own: the program's tensor that stays ``parameter.grad``, since the program reaches it or its
             memory without ``parameter``; the sum is copied into it.
         casts: ``wire`` is a cast of ``gradient`` to 16 bits, which native code makes in one pass.
-        feedback: what that cast loses is added to the next gradient.
-        residual: what it has lost, or what this rank owes to the sum where sums are encoded; None:
-            nothing.
+        residual: what this rank owes to the sum, where sums are encoded; else None.
         tensor: TensorId, the place in consumption order.
         passes_to_go: backward passes until the gradient is sent.
         late: the update of the last step was still deferred when this step's gradients came.
@@ -71,6 +69,7 @@ class ParameterEntry(native.GradientEntry):
     on_device: bool = field(init=False)  # not in the memory of the CPU
 
     compression_context: Any = None
+    residual: torch.Tensor | None = None
     changes: list[Change] = field(default_factory=list)
     kept: Sequence[torch.Tensor] = ()
     kept_state: KeptState | None = None

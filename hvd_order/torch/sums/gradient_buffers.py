@@ -7,14 +7,13 @@ needs no further message to determine whether any rank used the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
 from hvd_order._native import _torch as native
 from hvd_order.torch.collectives.compression import (
     CASTS,
-    CASTS_WITH_FEEDBACK,
     CodedSums,
     Compressor,
 )
@@ -58,7 +57,6 @@ class GradientBuffers:
             sharded, maxima_ranks: as in SliceLayout.
         """
         self._casts = compression in CASTS
-        self._feedback = compression in CASTS_WITH_FEEDBACK
         samples = [_wire_sample(entry.parameter, compression) for entry in entries]
         kinds: dict[tuple[torch.device, torch.dtype], int] = {}
         tensors = []
@@ -76,14 +74,6 @@ class GradientBuffers:
         ]
         self.formats: list[native.WireFormat] = []
         self.residuals: list[torch.Tensor] = []
-        if isinstance(compression, CodedSums):
-            self.formats = [
-                native.WireFormat.INT8
-                if compression.encodes(entry.name, entry.parameter)
-                else native.WireFormat.EXACT
-                for entry in entries
-            ]
-            self.residuals = [torch.zeros_like(flat, dtype=torch.float32) for flat in self.flat]
         self._sharded = sharded
         if sharded:
             self.recut(slice_bytes, small_front, split=True, maxima_ranks=maxima_ranks)
@@ -94,8 +84,6 @@ class GradientBuffers:
             self.put_in_place(entry)
             end = self._offset(entry) + tensors[tensor][1] // sample.element_size() - 1
             entry.use_flag = self.flat[tensors[tensor][2]][end : end + 1]
-            if self.residuals:
-                self._take_residual(entry)
             flags[tensors[tensor][2]].append(end)
         self._flags = [
             torch.tensor(places, device=flat.device)
@@ -120,18 +108,37 @@ class GradientBuffers:
         same = sample.dtype == dtype and sample.shape == entry.parameter.shape
         entry.on_wire = same
         entry.casts = self._casts and not same
-        entry.feedback = self._feedback and not same
         entry.on_device = entry.wire.device.type != "cpu"
         entry.gradient = self._new_gradient(entry)
 
-    def _take_residual(self, entry: ParameterEntry) -> None:
-        """Points ``entry`` at its residual, with what it has owed so far."""
-        sample = self._samples[entry.tensor]
-        flat = self.residuals[self._tensors[entry.tensor][2]]
-        place = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
-        if entry.residual is not None and entry.residual.shape == place.shape:
-            place.copy_(entry.residual)
-        entry.residual = place
+    def encode(
+        self, entries: Sequence[ParameterEntry], format_: native.WireFormat, names: Container[str]
+    ) -> None:
+        """Sets which gradients travel in a format; all others travel as they are.
+
+        Residuals are made at the first call, and take over what their entries have owed so far.
+
+        Args:
+            entries: by TensorId.
+            names: of their parameters.
+        """
+        exact = native.WireFormat.EXACT
+        self.formats = [format_ if entry.name in names else exact for entry in entries]
+        if self.residuals:
+            return
+        self.residuals = [torch.zeros_like(flat, dtype=torch.float32) for flat in self.flat]
+        for entry in entries:
+            sample = self._samples[entry.tensor]
+            flat = self.residuals[self._tensors[entry.tensor][2]]
+            place = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
+            if entry.residual is not None and entry.residual.shape == place.shape:
+                place.copy_(entry.residual)
+            entry.residual = place
+
+    def sum_of(self, entry: ParameterEntry) -> torch.Tensor:
+        """The elements of a gradient's place, 1-d in the order of memory."""
+        sample, first = self._samples[entry.tensor], self._offset(entry)
+        return self.flat[self._tensors[entry.tensor][2]][first : first + sample.numel()]
 
     def leave_to_program(self, entry: ParameterEntry) -> None:
         """Gives the entry another tensor as its gradient, in the same place, if the program has
@@ -153,16 +160,21 @@ class GradientBuffers:
         return native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
 
     def recut(
-        self, slice_bytes: int, small_front: bool, split: bool, maxima_ranks: int = 0
+        self,
+        slice_bytes: int,
+        small_front: bool,
+        split: bool,
+        maxima_ranks: int = 0,
+        by_need: bool = False,
     ) -> None:
         """Cuts the same places into other slices.
 
         Args:
             slice_bytes, small_front, split: as in SliceSettings; only `can_be_split` buffers can.
-            maxima_ranks: as in SliceLayout.
+            maxima_ranks, by_need: as in SliceLayout.
         """
         self.layout = native.SliceLayout(
-            self._tensors, slice_bytes, small_front, split, self._sharded, maxima_ranks
+            self._tensors, slice_bytes, small_front, split, self._sharded, maxima_ranks, by_need
         )
         self.squares = None
         if split:

@@ -12,6 +12,7 @@ import torch
 
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import HvdOrderError, InvalidUsage
+from hvd_order.base.link import code_choice
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.engine import registration, static_plan, timeline
@@ -23,6 +24,7 @@ from hvd_order.torch.devices import synchronize
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.sums.arrivals import Arrivals
+from hvd_order.torch.sums.compression_report import CodedGradient
 from hvd_order.torch.sums.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.sums.norms import in_type
 from hvd_order.torch.sums.sum_use import SumUse
@@ -31,6 +33,13 @@ __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
 _ENQUEUED = native.Stage.ENQUEUED
+_FORWARD = 0.5  # the forward pass in units of the backward pass
+_BITS = {"int8": 8.125, "bfloat16": 16, "float16": 16}  # of an element
+_WIRE_FORMATS = {
+    "int8": native.WireFormat.INT8,
+    "bfloat16": native.WireFormat.BFLOAT16,
+    "float16": native.WireFormat.FLOAT16,
+}
 
 
 class RegisteredModel:
@@ -48,7 +57,8 @@ class RegisteredModel:
         read_by_norm: whether in the last step the program read the norms of gradients before
             ``step()``, and no elements.
         reads_maxima: whether the program has ever read an infinity norm there.
-        must_split: whether sums travel in halves whatever the program reads: they are encoded.
+        coding: how gradients travel in fewer bits; None: they do not.
+        coded: the parameters whose gradients do, if the slice settings say so.
     """
 
     def __init__(
@@ -83,9 +93,12 @@ class RegisteredModel:
         self.arriving: Arrivals
         self.read_by_norm = False
         self.reads_maxima = False
-        self.must_split = isinstance(compression, CodedSums)
-        self._split = self.must_split
+        self.coding = compression if isinstance(compression, CodedSums) else None
+        self.coded: frozenset[str] = frozenset()
+        self._encodes = self._codes_all
+        self._split = self._encodes
         self._with_maxima = False  # where all-reduces are split, and maxima fit
+        self._by_need = False  # halves do not wait for what norms need
 
     def register(self, entries: Sequence[ParameterEntry], observed: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
@@ -116,24 +129,116 @@ class RegisteredModel:
             self.entries, self._compression, settings.slice_bytes, settings.small_front,
             sharded=self.use.in_halves, maxima_ranks=self._maxima_ranks,
         )  # fmt: skip
-        self._check_encodable()
+        self._prepare_codes()
         self.use.lay_out(self.entries, self._buffers.flat, self._buffers.layout, observed)
         if self._split and self._buffers.can_be_split:
             self._buffers.recut(
-                settings.slice_bytes, settings.small_front, True, self._maxima_ranks
+                settings.slice_bytes, settings.small_front, True, self._maxima_ranks, self._by_need
             )
         self._model = self.sender.model = agreed.model
         self._only_model = agreed.only_model
         self._add_with_plan(observed)
         self.raise_use_flags()
 
-    def _check_encodable(self) -> None:
-        """Raises InvalidUsage if sums are to be encoded and cannot."""
-        obstacle = self._obstacle() if self.must_split else None
+    def _prepare_codes(self) -> None:
+        """Takes all gradients that can travel in fewer bits, unless they are chosen later.
+
+        Raises:
+            InvalidUsage: sums cannot be encoded.
+        """
+        if self.coding is None:
+            return
+        obstacle = self._obstacle()
         if obstacle is not None:
             raise InvalidUsage(
-                f"gradients cannot travel in 8 bits: {obstacle}. Use Compression.bf16 or none"
+                f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or "
+                "none"
             )
+        codable = frozenset(entry.name for entry in self.entries if self._can_be_coded(entry))
+        self.coded = self.coded & codable if self.coding.chooses else codable
+
+    def _can_be_coded(self, entry: ParameterEntry) -> bool:
+        assert self.coding is not None
+        return self.coding.encodes(entry.name, entry.parameter, entry.wire.dtype)
+
+    @property
+    def _codes_all(self) -> bool:
+        """Whether all gradients travel in fewer bits that can, whatever it gains."""
+        return self.coding is not None and not self.coding.chooses
+
+    def choose_coded(self, device: torch.device) -> None:
+        """Chooses the gradients that travel in fewer bits from rank 0's times of the last step.
+
+        Collective, in the engine's turn. Nothing may be in flight.
+        """
+        mine = sorted(self._what_to_code(self._host.link(device)))
+        self.coded = frozenset(self._channel.gather("what to encode", mine)[0])
+
+    def _what_to_code(self, link: LinkModel) -> frozenset[str]:
+        """The parameters whose gradients must travel in fewer bits for the link to keep pace.
+
+        The backward pass does not wait for the link, so its times do not hang on what travels now.
+        """
+        assert self.coding is not None
+        self._take_ready_times()
+        placed = [entry for entry in self.entries if entry.ready_s > 0]
+        if not placed:
+            return frozenset()
+        last_s = max(entry.ready_s for entry in placed)
+        backward_s = last_s - min(entry.ready_s for entry in placed)
+        compute_s = backward_s * (1 + _FORWARD)
+        gradients = []
+        for entry in placed:
+            values = self._buffers.sum_of(entry)
+            wire_s = values.nbytes * link.seconds_per_byte
+            error = self._error_of(values)
+            # What the backward pass does behind a gradient, the forward pass does before its use.
+            after_s = last_s - entry.ready_s
+            coded_s = None
+            if self._can_be_coded(entry):
+                coded_s = values.numel() * _BITS[self.coding.format] / 8 * link.seconds_per_byte
+            gradients.append(
+                code_choice.Gradient(
+                    compute_s - after_s * (1 + _FORWARD), wire_s, coded_s,
+                    error if math.isfinite(error) and error > 0 else 1.0,
+                )
+            )  # fmt: skip
+        return frozenset(
+            placed[place].name for place in code_choice.choose_coded(compute_s, gradients)
+        )
+
+    def compression_report(self) -> list[CodedGradient]:
+        """What travels in fewer bits; nothing may be in flight."""
+        report = []
+        for entry in self.entries if self._encodes else ():
+            if entry.name in self.coded and self.coding is not None:
+                assert entry.residual is not None
+                values = self._buffers.sum_of(entry)
+                coded = int(values.numel() * _BITS[self.coding.format] / 8)
+                report.append(
+                    CodedGradient(
+                        entry.name, self.coding.format, values.nbytes - coded,
+                        self._error_of(values), entry.residual.norm().item(),
+                    )
+                )  # fmt: skip
+        return report
+
+    def _error_of(self, values: torch.Tensor) -> float:
+        """What codes of the last sum lack, relative to it; NaN if there is none."""
+        assert self.coding is not None
+        lacks = torch.zeros_like(values, dtype=torch.float32)
+        native.encode(values, _WIRE_FORMATS[self.coding.format], lacks)
+        return float(lacks.norm() / values.float().norm())
+
+    @property
+    def wire_bytes(self) -> int:
+        """Size of all gradients on the wire, if those that are chosen travel in fewer bits."""
+        return sum(
+            int(entry.wire.numel() * _BITS[self.coding.format] / 8)
+            if self.coding is not None and entry.name in self.coded
+            else entry.wire.nbytes
+            for entry in self.entries
+        )
 
     def retune(self, settings: SliceSettings, issue_order: Sequence[str] | None = None) -> None:
         """Cuts the same gradients into other slices. Collective, in the engine's turn. Nothing may
@@ -146,6 +251,7 @@ class RegisteredModel:
         self._agree_on_maxima(self.reads_maxima)
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
+        self._encodes = settings.coded or self._codes_all
         self._recut(settings, settings.split, issue_order)
 
     def use_advised_settings(self, device: torch.device) -> None:
@@ -158,24 +264,31 @@ class RegisteredModel:
         if self._only_model and not host.tuning_begun:
             self._end_registration()
             host.tuning_begun = host.tuning_ended = True
-            host.retune(
-                advised_settings(self._channel, device, self.size_bytes, split=True), self._model
-            )
+            settings = advised_settings(self._channel, device, self.size_bytes, split=True)
+            if self.coding is not None and self.coding.chooses:
+                self.choose_coded(device)
+                self._encodes = bool(self.coded)
+            host.retune(settings, self._model)
 
     def split_if_of_use(self, deferrable: bool) -> None:
         """Splits the all-reduces of a model whose other settings are those of an earlier model.
 
-        Collective, in the engine's turn. Nothing of this model may be in flight.
+        Gradients that the link would make the step wait for travel in fewer bits, if the program
+        leaves the choice, without a trial. Collective, in the engine's turn. Nothing of this model
+        may be in flight.
 
         Args:
             deferrable: updates may wait for their readers.
         """
         host = self._host
+        if self.coding is not None and self.coding.chooses and host.known_link is not None:
+            self.choose_coded(self.entries[0].wire.device)
+            self._encodes = bool(self.coded)
         settings = host.slice_settings
         wanted = (
             deferrable and settings.cross_iteration and bool(host.has_halves) and self.may_be_split
         )
-        if all(self._channel.gather("whether to split", wanted)):
+        if self._encodes or all(self._channel.gather("whether to split", wanted)):
             self._end_registration()
             self._agree_on_maxima(self.reads_maxima)
             self._recut(settings, split=True)
@@ -183,16 +296,21 @@ class RegisteredModel:
     def _recut(
         self, settings: SliceSettings, split: bool, issue_order: Sequence[str] | None = None
     ) -> None:
-        self._split = split = split or self.must_split
-        self._buffers.recut(settings.slice_bytes, settings.small_front, split, self._maxima_ranks)
+        self._split = split = split or self._encodes
+        self._buffers.recut(
+            settings.slice_bytes, settings.small_front, split, self._maxima_ranks, self._by_need
+        )
         self._add_with_plan(observed=True, issue_order=issue_order)
 
     def _agree_on_maxima(self, wanted: bool) -> None:
-        """Decides whether infinity norms arrive with the squares: if all ranks want them.
+        """Decides whether infinity norms arrive with the squares: if all ranks want them; and
+        whether halves go by need: if no rank reads norms.
 
         Collective; so no rank adds the model's id before all have removed it.
         """
-        self._with_maxima = all(self._channel.gather("maxima", wanted))
+        of_ranks = self._channel.gather("maxima", (wanted, self.read_by_norm))
+        self._with_maxima = all(maxima for maxima, _ in of_ranks)
+        self._by_need = self.coding is not None and not any(read for _, read in of_ranks)
 
     @property
     def maxima_fit(self) -> bool:
@@ -248,7 +366,7 @@ class RegisteredModel:
     def may_be_split(self) -> bool:
         """Whether split all-reduces are possible, and of use or asked for (HVD_ORDER_DEBUG)."""
         return (
-            self.must_split or "split" in self._host.job.config.debug or self.read_by_norm
+            self._encodes or "split" in self._host.job.config.debug or self.read_by_norm
         ) and self._obstacle() is None
 
     def _obstacle(self) -> str | None:
@@ -300,7 +418,9 @@ class RegisteredModel:
         buffers, layout = self._buffers.registered, self._buffers.layout
         groups = self.use.update_groups(self.entries)
         self._host.add_model(self._model, layout, buffers, plan, groups)
-        if self.must_split:
+        if self._encodes:
+            assert self.coding is not None
+            self._buffers.encode(self.entries, _WIRE_FORMATS[self.coding.format], self.coded)
             self._host.transport.set_formats(
                 self._model, self._buffers.formats, self._buffers.residuals
             )

@@ -51,7 +51,8 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
 _HARMLESS_TO_READ = frozenset([
     *(name for name, value in vars(Optimizer).items() if isinstance(value, types.FunctionType)),
     "__class__", "flush", "synchronize", "skip_synchronize", "overlap_report",
-    "set_backward_passes_per_step", "backward_passes_per_step", "param_groups", "defaults",
+    "compression_report", "set_backward_passes_per_step", "backward_passes_per_step",
+    "param_groups", "defaults",
     "_zero_grad_profile_name", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
     "_opt_called", "_step_count", "_parameter_names",
 ])  # fmt: skip
