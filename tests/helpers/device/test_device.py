@@ -32,7 +32,8 @@ def load() -> Any:
     """
     from torch.utils import cpp_extension
 
-    files = [*sorted(_SOURCES.glob("*.cc")), _CSRC / "torch/cuda" / "host_kernels.cc"]
+    kernels = [_CSRC / "torch/cuda" / name for name in ("host_codes.cc", "host_kernels.cc")]
+    files = [*sorted(_SOURCES.glob("*.cc")), *kernels]
     headers = [
         *_SOURCES.glob("*.h"),
         *(_CSRC / "torch/cuda").glob("*.h"),
