@@ -3,6 +3,12 @@
 The names here need no framework; ``import hvd_order.torch as hvd`` is the drop-in for PyTorch.
 """
 
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 from hvd_order._native import torch_engines
 from hvd_order.base.errors import (
     BrokenInvariant,
@@ -18,6 +24,8 @@ from hvd_order.base.errors import (
 
 __version__ = "0.1.0"
 
+run: Callable[..., list[Any]]  # of hvd_order.launch.function, which ranks seldom need
+
 torch_engines.install()
 
 __all__ = [
@@ -31,4 +39,11 @@ __all__ = [
     "StaleRead",
     "TransferTimeout",
     "__version__",
+    "run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("hvd_order.launch.function").run

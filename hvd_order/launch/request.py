@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import Host
+from hvd_order.launch.rank_function import FunctionCall
 
 __all__ = ["ElasticRules", "LaunchRequest", "OutputRules"]
 
@@ -71,6 +72,7 @@ class LaunchRequest:
         min_servers: least number of servers that the job may keep; None: see `max_servers`.
         max_servers: largest number of servers. If both are None, the number is fixed.
         oversubscribe: skip the check of the number of processes of a host.
+        call: for the ranks, when `command` runs a function; see `hvd_order.launch.function`.
     """
 
     command: Sequence[str]
@@ -87,6 +89,7 @@ class LaunchRequest:
     min_servers: int | None = None
     max_servers: int | None = None
     oversubscribe: bool = False
+    call: FunctionCall | None = None
 
     def __post_init__(self) -> None:
         rules = self.elastic

@@ -90,7 +90,7 @@ def _loopback_variables(request: LaunchRequest) -> dict[str, str]:
 def _run_workers(request: LaunchRequest) -> int:
     hosts = share(request.hosts, request.process_count)
     here = len(hosts) <= 1 and all(is_this_host(host.name) for host in hosts)
-    if here and request.elastic is None:
+    if here and request.elastic is None and request.call is None:
         return _run_here(request)
     driver = Driver(request)
     code = driver.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -165,6 +166,7 @@ class AgentProcess:
             "output": str(request.output.folder.absolute()) if request.output.folder else None,
             "host": self.host if self._name else "",
             "verbose": request.verbose,
+            "call": base64.b64encode(request.call.payload).decode() if request.call else "",
         }
 
     def _write(self) -> None:

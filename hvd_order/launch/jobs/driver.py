@@ -110,7 +110,8 @@ class Driver:
         Returns:
             See `hvd_order.launch.run.run`.
         """
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, _interrupt) if in_main else None
         try:
             if self._rules is not None and self._rules.discovery_script is not None:
                 self._available = discover_hosts(
@@ -144,7 +145,12 @@ class Driver:
                 for process in processes:
                     process.wait(_KILL_S)
                 signal.signal(signal.SIGINT, handler)
-            signal.signal(signal.SIGTERM, before)
+            if in_main:
+                signal.signal(signal.SIGTERM, before)
+            while not self._events.empty():  # what agents sent on their way out
+                sender, message = self._events.get()
+                if message["what"] == "outcome":
+                    self._take_outcome(sender, message)
 
     # ---- events ----
 
@@ -159,7 +165,9 @@ class Driver:
             self._available = message["hosts"]
             self._adapt()
         elif what == "discovery failed":
-            _say(message["text"])
+            self._say(message["text"])
+        elif what == "outcome":
+            self._take_outcome(sender, message)
         elif sender in self._left:
             if what == "ended":
                 self._left.remove(sender)
@@ -169,6 +177,10 @@ class Driver:
             if member is not None and member.process is sender:
                 self._take(sender.host, member, message)
         self._tick()
+
+    def _take_outcome(self, sender: AgentProcess | None, message: dict[str, Any]) -> None:
+        if self._request.call is not None and sender is not None:
+            self._request.call.take(sender.host, message)
 
     def _take(self, host: str, member: _MemberHost, message: dict[str, Any]) -> None:
         what = message["what"]
@@ -194,7 +206,7 @@ class Driver:
         elif what == "failed" and message["formation"] == self._formation:
             self._worker_failed(host, _failure(message))
         elif what == "error":
-            _say(f"{host}: {message['text']}")
+            self._say(f"{host}: {message['text']}")
             self._lost(host, 2)
         elif what == "ended":
             self._say_why_it_ended(host, member, message["code"])
@@ -211,10 +223,10 @@ class Driver:
         for host, member in list(self._members.items()):
             if member.deadline is not None and now > member.deadline:
                 said = "; ".join(member.process.last_errors)
-                _say(f"{host} did not answer in time" + (f": {said}" if said else ""))
+                self._say(f"{host} did not answer in time" + (f": {said}" if said else ""))
                 self._lost(host, 1)
         if self._hosts_deadline is not None and now > self._hosts_deadline:
-            _say(
+            self._say(
                 f"there were no hosts for {self._least()} processes within {self._timeout_s():g} s"
             )
             raise _Ended(1)
@@ -233,7 +245,9 @@ class Driver:
         if sum(host.slots for host in wanted) < self._least():
             if self._hosts_deadline is None:
                 count = sum(host.slots for host in wanted)
-                _say(f"hosts for {count} processes, {self._least()} are needed; waiting for more")
+                self._say(
+                    f"hosts for {count} processes, {self._least()} are needed; waiting for more"
+                )
                 self._hosts_deadline = time.monotonic() + self._timeout_s()
             return
         self._hosts_deadline = None
@@ -260,15 +274,17 @@ class Driver:
     def _form(self, hosts: list[Host]) -> None:
         """Begins a formation with `hosts`, and releases all other hosts."""
         if self._finished:
-            _say("a worker failed or a host was lost after others had finished; ending the job")
+            self._say(
+                "a worker failed or a host was lost after others had finished; ending the job"
+            )
             raise _Ended(self._last_code)
         limit = self._rules.reset_limit if self._rules is not None else None
         if limit is not None and self._formation > limit:
-            _say(f"the job has formed anew {limit} times, the --reset-limit; ending it")
+            self._say(f"the job has formed anew {limit} times, the --reset-limit; ending it")
             raise _Ended(self._last_code)
         stay = {host.name for host in hosts}
         if self._formation and not (self._keeps_state_elsewhere() or self._any_has_state(stay)):
-            _say(
+            self._say(
                 "no host that has the last commit is left; keep one when hosts change, or name a "
                 "shared directory in HVD_ORDER_ELASTIC_DIR"
             )
@@ -318,16 +334,16 @@ class Driver:
         where = f" on {host}" if self._several_hosts() else ""
         text = explain(failure, where)
         if self._rules is None:
-            _say(f"{text}; all others were stopped")
+            self._say(f"{text}; all others were stopped")
             raise _Ended(self._last_code)
         self._failures = 1 if self._commit > self._commit_at_failure else self._failures + 1
         self._commit_at_failure = self._commit
         if self._failures >= _FAILURES_WITHOUT_COMMIT:
-            _say(f"{text}, {self._failures} times in a row without a new commit in between")
+            self._say(f"{text}, {self._failures} times in a row without a new commit in between")
             self._failures = 0
             self._lost(host, self._last_code)
             return
-        _say(f"{text}; starting all again")
+        self._say(f"{text}; starting all again")
         self._broken = True
         self._adapt()
 
@@ -344,9 +360,9 @@ class Driver:
         usable = [each for each in self._available if self._excluded.get(each.name) != math.inf]
         enough = sum(each.slots for each in usable) >= self._least()
         if rules is None or not (enough or rules.discovery_script):
-            _say("all others were stopped" if self._several_hosts() else "the job has ended")
+            self._say("all others were stopped" if self._several_hosts() else "the job has ended")
             raise _Ended(code)
-        _say(f"going on without {host}" + ("" if cooldown is None else f" for {cooldown:g} s"))
+        self._say(f"going on without {host}" + ("" if cooldown is None else f" for {cooldown:g} s"))
         self._adapt()
 
     def _note(self, *, began: bool) -> None:
@@ -356,7 +372,7 @@ class Driver:
             try:
                 note_formation(self._rules.formation_file, self._in_formation, leaving, began=began)
             except OSError as error:  # a full disk must not end training
-                _say(f"{self._rules.formation_file} cannot be written: {error.strerror}")
+                self._say(f"{self._rules.formation_file} cannot be written: {error.strerror}")
 
     # ---- queries ----
 
@@ -402,9 +418,16 @@ class Driver:
         elsewhere = any(self._members[each.name].process.remote for each in self._in_formation)
         return next(filter(None, seen), host if elsewhere else "127.0.0.1")
 
+    def _say(self, text: str) -> None:
+        if self._request.call is not None:
+            self._request.call.messages.append(text)
+        with contextlib.suppress(OSError):  # a closed output must not end the job
+            sys.stderr.write(f"hvd-order: {text}\n")
+            sys.stderr.flush()
+
     def _say_why_it_ended(self, host: str, member: _MemberHost, code: int) -> None:
         if member.ready:
-            _say(f"the connection to {host} broke, or its agent died (exit code {code})")
+            self._say(f"the connection to {host} broke, or its agent died (exit code {code})")
             return
         said = "; ".join(member.process.last_errors)
         cure = (
@@ -412,7 +435,7 @@ class Driver:
             if member.process.remote
             else ""
         )
-        _say(f"nothing could be started on {host} (exit code {code}): {said}{cure}")
+        self._say(f"nothing could be started on {host} (exit code {code}): {said}{cure}")
 
     def _discover(self) -> None:
         """Runs the discovery script every second; reports its failures once."""
@@ -431,12 +454,6 @@ class Driver:
             if sorted(found, key=str) != sorted(hosts, key=str):
                 hosts = found
                 self._events.put((None, {"what": "hosts", "hosts": found}))
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a closed output must not end the job
-        sys.stderr.write(f"hvd-order: {text}\n")
-        sys.stderr.flush()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

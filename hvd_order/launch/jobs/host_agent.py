@@ -33,6 +33,7 @@ from hvd_order.launch.jobs.formations import (
     Stopped,
     WorkerFailure,
 )
+from hvd_order.launch.rank_function import FunctionFolder
 from hvd_order.launch.request import OutputRules
 
 __all__ = ["BOOT", "main"]
@@ -53,7 +54,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
 
     Args:
         job: marker, remote, env, folder, command, processes, oversubscribe, restart, interfaces,
-            prefix, timestamps, output, host (in labels), verbose.
+            prefix, timestamps, output, host (in labels), verbose, call (see rank_function.py).
         pipe: further lines from the launcher.
 
     Returns:
@@ -63,7 +64,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     # nohup would make this process and the workers ignore it; this session has no terminal.
     signal.signal(_STOP, _stop)  # until torch's agent has a handler of its own
     os.environ.update(job["env"])
-    launcher = _Launcher(job["marker"])
+    launcher = _Launcher(job["marker"], FunctionFolder(job["call"]))
     try:
         _check(job)
         address = _address(job["interfaces"], job["remote"])
@@ -97,6 +98,8 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
         return 1
     finally:
         signal.signal(_STOP, signal.SIG_IGN)  # of _listen, too late to matter
+        launcher.send_outcomes()
+        launcher.folder.remove()
         for folder in agent_folders(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
@@ -108,7 +111,8 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
 class _Launcher:
     """Sends messages to the launcher."""
 
-    def __init__(self, marker: str) -> None:
+    def __init__(self, marker: str, folder: FunctionFolder) -> None:
+        self.folder = folder
         self._marker = marker
         self._output = os.dup(1)
 
@@ -117,9 +121,15 @@ class _Launcher:
         # One call, so that no worker's output is mixed in.
         os.write(self._output, line.encode())
 
+    def send_outcomes(self) -> None:
+        """Sends what the job's function did on this host's ranks, before their end is known."""
+        for message in self.folder.messages():
+            self.send("outcome", **message)
+
 
 def _report(launcher: _Launcher, what: str, number: int, failure: WorkerFailure | None) -> None:
     details = dataclasses.asdict(failure) if failure is not None else {}
+    launcher.send_outcomes()
     launcher.send(what, formation=number, commit=_newest_commit(), **details)
 
 

@@ -63,6 +63,7 @@ def test_every_command_has_a_section_with_every_option() -> None:
         ("array", ["array/__init__.py"]),
         ("lightning", ["lightning.py"]),
         ("ray", ["ray.py"]),
+        ("run", ["launch/function.py"]),
         ("errors", ["base/errors.py"]),
     ],
 )

@@ -1,18 +1,13 @@
-"""``horovod.run``: a function in N processes, called from a script or a notebook.
-
-Over torch's elastic agent on this host. For several hosts there are ``hvd-order run`` and torchrun.
-"""
+"""``horovod.run``: `hvd_order.run` with Horovod's arguments."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvd_order.base.errors import HorovodInternalError, InvalidUsage
+import hvd_order
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["run"]
 
@@ -46,20 +41,19 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` in `num_proc` processes of this host.
+    """Calls ``func(*args, **kwargs)`` in `num_proc` processes of this host or of `hosts`.
 
     Args:
-        func: of a module or of the script itself; nested functions and lambdas need cloudpickle.
+        func: of a module; with cloudpickle also of the script or notebook itself.
         args, kwargs: its arguments; picklable.
         num_proc: how many processes; `np` is its old name.
-        hosts: must be this host, such as ``localhost:4``.
-        network_interfaces: the first is the one that Gloo uses.
-        executable: the Python to start them with.
-        start_timeout, ssh_port, ssh_identity_file, disable_cache, verbose, use_gloo, mpi_args:
-            accepted; they say nothing that matters for processes of one host.
+        hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, output_filename,
+            network_interfaces, executable, verbose: see `hvd_order.run`.
+        network_interface: the old name, with commas.
+        disable_cache, use_gloo, mpi_args: accepted, without an effect.
         use_mpi: not supported.
-        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, hostfile,
-            host_discovery_script, output_filename: not supported; ``hvd-order run`` has them.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: not
+            supported; ``hvd-order run`` has them.
 
     Returns:
         What `func` returned, in rank order; picklable.
@@ -75,18 +69,27 @@ def run(
         slots=slots,
         reset_limit=reset_limit,
         cooldown_range=cooldown_range,
-        hostfile=hostfile,
         host_discovery_script=host_discovery_script,
-        output_filename=output_filename,
         use_mpi=use_mpi or None,
     )
-    count = num_proc if np is None else np
-    _check_hosts(hosts, count)
     if network_interface:
         network_interfaces = network_interface.split(",")
-    interface = network_interfaces[0] if network_interfaces else None
-    payload = _pickled(func, tuple(args), dict(kwargs or {}))
-    return _launch(payload, count, interface, executable)
+    ssh_options = ["-p", str(ssh_port)] if ssh_port is not None else []
+    ssh_options += ["-i", ssh_identity_file] if ssh_identity_file is not None else []
+    return hvd_order.run(
+        func,
+        args,
+        kwargs,
+        np=num_proc if np is None else np,
+        hosts=hosts,
+        hostfile=hostfile,
+        network_interfaces=network_interfaces or (),
+        ssh_options=ssh_options,
+        start_timeout=30.0 if start_timeout is None else start_timeout,
+        output_filename=output_filename,
+        executable=executable,
+        verbose=bool(verbose),
+    )
 
 
 def _warn_of_old_names(**given: int | None) -> None:
@@ -102,96 +105,6 @@ def _refuse(**given: object) -> None:
     refused = [name for name, value in given.items() if value is not None]
     if refused:
         raise InvalidUsage(
-            f"horovod.run(): {', '.join(refused)} is not supported, it starts processes on this "
-            "host only; start the script with hvd-order run or torchrun instead"
+            f"horovod.run(): {', '.join(refused)} is not supported; start the script "
+            "with hvd-order run instead"
         )
-
-
-def _pickled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    try:
-        import cloudpickle as pickler  # as Horovod: also sends what a notebook has defined
-    except ImportError:
-        import pickle as pickler
-    try:
-        payload: bytes = pickler.dumps((func, args, kwargs))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InvalidUsage(
-            f"horovod.run(): {func!r} with its arguments cannot be sent to other processes "
-            f"({error}); move it to the top level of a module, or pip install cloudpickle"
-        ) from error
-    return payload
-
-
-def _call(payload: bytes) -> Any:
-    """What each process runs."""
-    func, args, kwargs = pickle.loads(payload)
-    return func(*args, **kwargs)
-
-
-def _check_hosts(hosts: str | None, count: int) -> None:
-    if count < 1:
-        raise InvalidUsage(f"horovod.run(): num_proc is {count}; at least one process is needed")
-    if not hosts:
-        return
-    from hvd_order.launch.hosts import is_this_host, parse_hosts
-
-    listed = parse_hosts(hosts)
-    elsewhere = [host.name for host in listed if not is_this_host(host.name)]
-    if elsewhere:
-        raise InvalidUsage(
-            f"horovod.run() starts processes on this host only, and {elsewhere[0]} is another one; "
-            "start the script with hvd-order run or torchrun on all hosts"
-        )
-    if sum(host.slots for host in listed) < count:
-        raise InvalidUsage(f"horovod.run(): num_proc is {count}, but hosts={hosts!r} has fewer")
-
-
-def _launch(payload: bytes, count: int, interface: str | None, executable: str | None) -> list[Any]:
-    import multiprocessing
-    import multiprocessing.spawn
-    import uuid
-
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        start_method="spawn",
-        logs_specs=DefaultLogsSpecs(),
-    )
-    python = multiprocessing.spawn.get_executable()
-    with _variable("GLOO_SOCKET_IFNAME", interface):
-        try:
-            multiprocessing.set_executable(executable or python)
-            results: dict[int, Any] = elastic_launch(config, _call)(payload)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            said: Any = failure.message  # a dict where the function raised, else a sentence
-            if isinstance(said, dict):
-                said = said.get("extraInfo", {}).get("py_callstack", said.get("message"))
-            raise HorovodInternalError(f"horovod.run(): rank {rank} failed: {said}") from error
-        finally:
-            multiprocessing.set_executable(python)
-    return [results[rank] for rank in range(count)]
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    """An environment variable set for a while; None leaves it as it is."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
