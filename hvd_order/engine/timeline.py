@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvd_order._native import _torch as native
@@ -60,6 +60,7 @@ class _JobTimeline:
         events = list(recording.spans)
         for host in engines.hosts.values():
             events += _transfers(host)
+        events += _forward_passes(events)
         rank = recording.rank
         if rank == 0 or "{rank}" in recording.path:
             _write(os.path.abspath(recording.path.replace("{rank}", str(rank))), rank, events)
@@ -162,6 +163,34 @@ def _transfers(host: EngineHost) -> list[dict[str, Any]]:
         events.append(_event("queue", name, record.ready_ns, record.issued_ns, args))
         events.append(_event("transfer", name, record.issued_ns, record.done_ns, args))
     return events
+
+
+def _forward_passes(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Forward passes as the other events show them; none if the program has recorded its own.
+
+    One begins at the first read of a parameter whose update was deferred, or at the end of a
+    ``step()`` that has updated all, and ends with the first gradient that is sent after it.
+    """
+    if any((event["cat"], event["name"]) == ("compute", "forward") for event in events):
+        return []
+    passes: list[dict[str, Any]] = []
+    begin_us: float | None = None
+    wait_us: float | None = None  # of the next update, since its reader waited first
+    for event in sorted(events, key=lambda event: event["ts"]):
+        category, at_us = event["cat"], event["ts"]
+        if category == "queue" and begin_us is not None:
+            span = _event("compute", "forward", 0, 0, {})
+            passes.append({**span, "ts": begin_us, "dur": at_us - begin_us})
+            begin_us = None
+        elif category == "wait" and wait_us is None:
+            wait_us = at_us
+        elif category == "update":
+            if begin_us is None and event["args"].get("reader"):
+                begin_us = at_us if wait_us is None else wait_us
+            elif "tensors" not in event["args"]:
+                begin_us = at_us + event["dur"]
+            wait_us = None
+    return passes
 
 
 def _event(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DEFAULT_STEPS = 2
+_LONG = 120  # characters of a title on one line
 
 _Row = tuple[int, int]  # (model, slice)
 
@@ -59,7 +60,7 @@ def draw_timeline(
     steps: Sequence[int] | None = None,
     *,
     rank: int | None = None,
-) -> None:
+) -> str:
     """Reads a trace and writes its picture.
 
     Args:
@@ -68,6 +69,9 @@ def draw_timeline(
         steps: training steps to draw, all that lie between the first and the last of them
             included; by default two steps from the end of the trace that are complete.
         rank: whose timeline to draw; by default the lowest in the trace.
+
+    Returns:
+        What is in it, in a sentence: the title.
 
     Raises:
         InvalidUsage: the trace is not readable, holds no transfers or lacks a step asked for.
@@ -81,9 +85,11 @@ def draw_timeline(
     _draw_training_thread(top, trace, window)
     _draw_slices(figure, bottom, trace, window, rows, late)
     _draw_steps(top, bottom, trace, window)
-    _write_title(figure, trace, window, late)
+    title = _title(trace, window, late)
+    figure.suptitle(title.replace("; ", ";\n", 1) if len(title) > _LONG else title, fontsize=12)
 
     save(figure, png_path)
+    return title
 
 
 # --- what to draw ------------------------------------------------------------------------------
@@ -265,24 +271,19 @@ def _draw_steps(top: Axes, bottom: Axes, trace: RankTimeline, window: _Window) -
             axes.axvline(window.ms(forward.begin_us), color="#555555", linewidth=0.8, linestyle=":")
 
 
-def _write_title(
-    figure: Figure, trace: RankTimeline, window: _Window, late: frozenset[TracedSlice]
-) -> None:
+def _title(trace: RankTimeline, window: _Window, late: frozenset[TracedSlice]) -> str:
     first, last = window.steps[0], window.steps[-1]
     sent = [transfer for transfer in trace.transfers if first <= transfer.step <= last]
     crossing = sum(transfer in late for transfer in sent)
     overlap = (
         f"{crossing} of them arrive after the next forward has begun"
         if _forwards(trace)
-        else "forward passes are not recorded, so what overlaps is unknown"
+        else "no forward pass is recorded, so what overlaps is unknown; mark them by "
+        'with hvd.timeline_span("forward"):'
     )
     which = f"step {first}" if first == last else f"steps {first} to {last}"
-    figure.suptitle(
-        f"rank {trace.rank}, {which}: {len(sent)} slices, "
-        f"{sum(transfer.bytes for transfer in sent) / 2**20:.1f} MiB; "
-        f"{overlap}",
-        fontsize=12,
-    )
+    sent_mib = sum(transfer.bytes for transfer in sent) / 2**20
+    return f"rank {trace.rank}, {which}: {len(sent)} slices, {sent_mib:.1f} MiB; {overlap}"
 
 
 def _bars(

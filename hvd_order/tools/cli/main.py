@@ -152,8 +152,8 @@ def _timeline(parsed: argparse.Namespace) -> int:
     from hvd_order.planning.report.timeline import draw_timeline
 
     output = parsed.output or parsed.trace.with_suffix(".png")
-    draw_timeline(parsed.trace, output, parsed.steps, rank=parsed.rank)
-    sys.stdout.write(f"{output}\n")
+    said = draw_timeline(parsed.trace, output, parsed.steps, rank=parsed.rank)
+    sys.stdout.write(f"{said}\n{output}\n")
     return 0
 
 

@@ -94,6 +94,7 @@ class DeferredUpdates:
         self._transfer = transfer
         self._table = table
         self._pending: list[ParameterEntry] = []  # in consumption order
+        self._for_reader = False
         self._budget = UpdateBudget()
         self._kept = KeptTensors()
         # Holds the optimizer while updates are deferred: dropping it must not lose them.
@@ -189,7 +190,7 @@ class DeferredUpdates:
                 recorded = self._recorded
                 assert recorded is not None
                 with (
-                    timeline.span("update", "update", tensors=len(due)),
+                    timeline.span("update", "update", tensors=len(due), reader=self._for_reader),
                     self._budget.timed(due),
                     as_at_step(entry.kept_state for entry in due),
                 ):
@@ -220,6 +221,14 @@ class DeferredUpdates:
             The other entries that were updated.
         """
         before = self._pending
+        self._for_reader = True
+        try:
+            self._bring_up_to_date(wanted)
+        finally:
+            self._for_reader = False
+        return [entry for entry in before if not entry.update_pending and entry not in wanted]
+
+    def _bring_up_to_date(self, wanted: Sequence[ParameterEntry]) -> None:
         arrived = self._transfer.arrived()
         while not all(map(self._transfer.can_be_taken(), wanted)):
             portion = self._budget.of(filter(arrived, self._pending))
@@ -233,7 +242,6 @@ class DeferredUpdates:
             [entry for entry in wanted if entry.update_pending]
             + self._budget.of(filter(arrived, self._pending))
         ))  # fmt: skip
-        return [entry for entry in before if not entry.update_pending and entry not in wanted]
 
     def clear(self, entry: ParameterEntry, set_to_none: bool) -> bool:
         """Clears ``.grad`` of a parameter whose update is deferred.

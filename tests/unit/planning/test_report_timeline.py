@@ -95,8 +95,12 @@ def test_picture_is_drawn(tmp_path: Path, slices: int, steps: int) -> None:
 def test_picture_without_compute_marks(tmp_path: Path) -> None:
     events = [e for e in synthetic_trace(5, 2) if e.get("cat") != "compute"]
     picture = tmp_path / "timeline.png"
-    draw_timeline(write(tmp_path / "trace.json", events), picture)
+    said = draw_timeline(write(tmp_path / "trace.json", events), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert said.startswith("rank 0, steps 0 to 1: 10 slices, 2.5 MiB; no forward pass is recorded")
+    assert said.endswith('mark them by with hvd.timeline_span("forward"):')
+    said = draw_timeline(write(tmp_path / "trace.json", synthetic_trace(5, 2)), picture)
+    assert said.endswith("2.5 MiB; 2 of them arrive after the next forward has begun")
 
 
 def test_each_rank_is_read_apart(tmp_path: Path) -> None:
