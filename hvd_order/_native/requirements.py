@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from hvd_order._native.torch_engines import ENGINE, engine_releases, torch_release
 
-__all__ = ["build_command", "require_extension", "require_torch"]
+__all__ = ["build_command", "require_extension", "require_torch", "why_no_engine"]
 
 _OLDEST_TORCH = (2, 8)
 _CAME_FROM = "direct_url.json"
@@ -52,25 +52,28 @@ def require_extension() -> None:
     Raises:
         ImportError: there is none, or it cannot be loaded; the message says how to build one.
     """
-    release, there = torch_release(), engine_releases()
     try:
         importlib.import_module(ENGINE)
     except ModuleNotFoundError as error:
         if error.name != ENGINE:
             raise
-        if there:
-            why = (
-                f"this installation has engines for PyTorch {', '.join(there)}, and none for the "
-                f"installed {release}; install one of those, or build the engine"
-            )
-        else:
-            why = "the engine was not built, since PyTorch was not there; build it"
-        raise ImportError(f"{why}: {_how_to_build()}") from None
+        raise ImportError(why_no_engine()) from None
     except ImportError as error:
         raise ImportError(
-            f"the engine for PyTorch {release} cannot be loaded; build it for "
+            f"the engine for PyTorch {torch_release()} cannot be loaded; build it for "
             f"this one: {_how_to_build()} ({error})"
         ) from error
+
+
+def why_no_engine() -> str:
+    """Why there is no engine for the installed PyTorch, and how to build one."""
+    why = "the engine was not built, since PyTorch was not there; build it"
+    if there := engine_releases():
+        why = (
+            f"this installation has engines for PyTorch {', '.join(there)}, and none for the "
+            f"installed {torch_release()}; install one of those, or build the engine"
+        )
+    return f"{why}: {_how_to_build()}"
 
 
 def _how_to_build() -> str:
