@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from helpers.environments.installed import TRAIN, weights_in
-from helpers.environments.podman import HARDENED, NEEDS_PODMAN, Podman
+from helpers.environments.podman import BASE, HARDENED, NEEDS_PODMAN, Podman
 from helpers.ranks import REPOSITORY
+
+import hvd_order
 
 pytestmark = NEEDS_PODMAN
 
@@ -27,6 +29,22 @@ def test_the_image_passes_doctor_as_another_user_on_a_read_only_system(
     report = podman.run("run", *HARDENED, runtime)
     assert "_native/torch_" in report
     assert podman.run("run", *HARDENED, runtime, "id", "-u").strip() == "10001"
+
+
+def test_the_image_has_labels_a_health_check_and_no_cuda(podman: Podman, runtime: str) -> None:
+    (image,) = json.loads(podman.run("image", "inspect", runtime))
+    labels = {name.rpartition(".")[2]: value for name, value in image["Labels"].items()
+              if name.startswith("org.opencontainers.image.")}  # fmt: skip
+    assert labels["title"] == "hvd_order"
+    assert labels["version"] == hvd_order.__version__
+    assert labels["licenses"] == "Apache-2.0"
+    assert labels["revision"] == "unknown"  # no --build-arg SOURCE_COMMIT
+    assert labels["name"] == BASE  # ...base.name
+    check = image["Healthcheck"]["Test"][1:]
+    assert podman.run("run", *HARDENED, runtime, *check).startswith("healthy: ")
+    held = podman.run("run", *HARDENED, runtime, "pip", "list", "--format", "freeze")
+    assert "+cpu" in held
+    assert not re.search(r"^(nvidia|cuda|triton)", held, re.MULTILINE)
 
 
 def test_the_image_lists_what_it_holds(podman: Podman, runtime: str) -> None:

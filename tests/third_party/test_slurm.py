@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,6 +57,37 @@ hvd.shutdown()
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
     with ExitStack() as daemons:
         yield Slurm(tmp_path, daemons)
+
+
+APPTAINER = """#!/bin/bash
+# In place of Apptainer, which cannot run here: runs the command as it is.
+[ "$1" = exec ] || exit 3
+shift
+while [ "$1" != /images/hvd_order.sif ]; do echo "option $1"; shift; done
+shift
+export INSIDE=1
+exec "$@"
+"""
+
+
+def test_a_job_runs_in_an_image_of_apptainer(slurm: Slurm) -> None:
+    program = slurm.folder / "bin/apptainer"
+    program.parent.mkdir()
+    program.write_text(APPTAINER)
+    program.chmod(0o755)
+    path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script, output = slurm.folder / "train.py", slurm.folder / "job.out"
+    script.write_text("import os; print('inside', os.environ['INSIDE'], os.environ['RANK'])")
+    job = slurm.call(
+        "sbatch", "--parsable", "--nodes=1", f"--output={output}",
+        f"--export=ALL,PATH={path},IMAGE=/images/hvd_order.sif,RANKS_PER_NODE=2",
+        REPOSITORY / "examples/slurm/train.sbatch", script,
+    ).strip()  # fmt: skip
+    wait_until(lambda: "COMPLETED" in slurm.call("scontrol", "show", "job", job), 90, slurm.logs)
+    lines = output.read_text().splitlines()
+    assert sorted(line for line in lines if "inside" in line) == ["inside 1 0", "inside 1 1"]
+    assert "option --bind" in lines
+    assert "option --nv" not in lines
 
 
 def test_a_preempted_job_goes_on_where_it_was(slurm: Slurm) -> None:
