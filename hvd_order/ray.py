@@ -39,7 +39,7 @@ def __getattr__(name: str) -> NoReturn:
     if name == "ElasticRayExecutor":  # whose arguments differ from RayExecutor's
         raise ImportError(
             "hvd_order.ray has no ElasticRayExecutor; RayExecutor(settings, min_workers=4, "
-            "max_workers=8) is elastic, as in Horovod 0.28 (docs/guides/deployment.md)"
+            "max_workers=8) is elastic, as in Horovod 0.28 (documentation: Deployment)"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

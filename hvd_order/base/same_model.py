@@ -62,7 +62,7 @@ def check_same_optimizer(everyone: Mapping[int, Mapping[str, str]]) -> None:
 
 def check_same_settings(
     everyone: Mapping[int, Mapping[str, str]],
-    cure: str = "set it to the same value on every rank, or nowhere (docs/config.md)",
+    cure: str = "set it to the same value on every rank, or nowhere (documentation: Settings)",
 ) -> None:
     """Raises InvalidUsage unless all ranks have the same settings.
 

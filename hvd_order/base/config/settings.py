@@ -114,8 +114,7 @@ class Config:
     comm: Comm = knob(
         "allreduce",
         choice(Comm),
-        "Who sums gradients: all ranks together, or parameter servers "
-        "(docs/guides/parameter-server.md).",
+        "Who sums gradients: all ranks together, or parameter servers.",
     )
     server_store: str | None = knob(
         "",
@@ -255,8 +254,8 @@ class Config:
     alias: bool = knob(
         "0",
         SWITCH,
-        "Let `import horovod` give hvd_order, in scripts that stay as they are "
-        "(docs/guides/migration.md); takes effect when Python starts.",
+        "Let `import horovod` give hvd_order, in scripts that stay as they are; "
+        "takes effect when Python starts.",
         may_differ=True,
     )
 

@@ -173,7 +173,9 @@ def _exists(ours: str) -> bool:
 
 
 def _missing(name: str) -> ModuleNotFoundError:
-    advice = _ADVICE.get(name.split(".")[1], "docs/horovod.md lists what there is")
+    advice = _ADVICE.get(
+        name.split(".")[1], "its documentation lists what there is (Horovod's API, name by name)"
+    )
     return ModuleNotFoundError(
         f"no module named {name!r}: hvd_order stands in for Horovod in this process "
         f"(hvd_order.alias or HVD_ORDER_ALIAS), and it has none; {advice}",

@@ -147,7 +147,7 @@ class OwnGroups:
             return InvalidUsage(
                 f"GLOO_DEVICE_TRANSPORT is {os.environ.get('GLOO_DEVICE_TRANSPORT')!r}, which this "
                 "PyTorch's Gloo was built without; install a build that has it, such as PyTorch's "
-                "own CUDA wheels for Linux, or unset it on all ranks (docs/security.md)"
+                "own CUDA wheels for Linux, or unset it on all ranks (documentation: Security)"
             )
         what = f"rank {self._rank} could not connect to the others (group '{request.purpose}')"
         why = f"({first_line(error)})"

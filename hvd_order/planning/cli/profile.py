@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--servers", type=int, default=0, metavar="S",
         help="train with S parameter servers, started as by hvd-order run, and measure what they "
-        "cost: link, updates, both ends (default: none; docs/guides/throughput.md)")  # fmt: skip
+        "cost: link, updates, both ends (default: none)")  # fmt: skip
     add("--tensorflow-servers", action="store_true",
         help="the script is the coordinator of TensorFlow's ParameterServerStrategy, whose workers "
         "and servers are running: trace the first worker and all servers")  # fmt: skip
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where, as for run")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="F", help="as for run")
     add("--from-trace", type=Path, metavar="TRACE",
-        help="import a trace of torch.profiler instead (docs/guides/planning.md)")  # fmt: skip
+        help="import a trace of torch.profiler (documentation: Tune slices and order)")  # fmt: skip
     add("script", type=Path, nargs="?")
     add("arguments", nargs=argparse.REMAINDER, help="of the script")
 

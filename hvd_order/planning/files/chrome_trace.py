@@ -40,7 +40,7 @@ _ELEMENT_BYTES = {
 _HOW = (
     "record it with torch.profiler.profile(record_shapes=True, "
     "schedule=torch.profiler.schedule(wait=1, warmup=1, active=8)) and prof.step() behind each "
-    "step (docs/guides/planning.md)"
+    "step (documentation: Tune slices and order)"
 )
 
 

@@ -235,7 +235,7 @@ def _whereabouts(config: Config) -> tuple[int, str]:
         raise InvalidUsage(
             "gradients are to go to parameter servers (comm=ps), but the job has none; start it "
             "with: hvd-order run -np N --servers M ..., or set HVD_ORDER_SERVERS and "
-            "HVD_ORDER_SERVER_STORE (docs/guides/parameter-server.md)"
+            "HVD_ORDER_SERVER_STORE (documentation: Parameter servers)"
         )
     return config.servers, config.server_store
 

@@ -72,7 +72,7 @@ def check_paths(
         if not beginning or not any(code.startswith(beginning) for code in RULES):
             raise InvalidUsage(
                 f"no rule has the code {beginning!r}; there are {', '.join(RULES)} "
-                "(docs/guides/check.md)"
+                "(documentation: Check scripts)"
             )
     scripts: dict[Path, Script] = {}
     findings: set[Finding] = set()

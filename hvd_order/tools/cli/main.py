@@ -231,7 +231,7 @@ _COMMANDS = {
     ),
     "check": _Command(
         "find mistakes of distributed training in scripts",
-        "Reads scripts, without running them. docs/guides/check.md explains the codes.",
+        "Reads scripts, without running them. Documentation: Check scripts.",
         hvd_order.tools.check.command.add_options,
         hvd_order.tools.check.command.main,
     ),
@@ -251,7 +251,7 @@ _COMMANDS = {
     ),
     "tune": _Command(
         "search for order, slices and credit by the simulator, and write a plan",
-        "Simulates a profile's steps in many settings. docs/guides/planning.md says more.",
+        "Simulates a profile's steps in many settings. Documentation: Tune slices and order.",
         hvd_order.planning.cli.tune.add_options,
         hvd_order.planning.cli.tune.main,
         abbreviations=False,
@@ -270,20 +270,20 @@ _COMMANDS = {
     ),
     "predict": _Command(
         "the throughput of N workers, with servers or all-reduce, from the profile of one",
-        "Simulates a job of many workers from one worker's steps. docs/guides/throughput.md says "
-        "more.",
+        "Simulates a job of many workers from one worker's steps. Documentation: "
+        "Predict throughput.",
         hvd_order.planning.cli.predict.add_options,
         hvd_order.planning.cli.predict.main,
     ),
     "cluster": _Command(
         "schedule many training jobs on the machines of a cluster, simulated",
-        "Runs training jobs on the machines of a cluster. docs/guides/cluster.md says more.",
+        "Runs training jobs on the machines of a cluster. Documentation: Jobs of a cluster.",
         hvd_order.cluster.cli.cluster.add_options,
         hvd_order.cluster.cli.cluster.main,
     ),
     "serve": _Command(
         "be a parameter server of a job; hvd-order run --servers N starts N of them",
-        "Serves until all workers have gone. docs/guides/parameter-server.md says more.",
+        "Serves until all workers have gone. Documentation: Parameter servers.",
         hvd_order.servers.cli.add_serve_options,
         hvd_order.servers.cli.serve_main,
         abbreviations=False,

@@ -41,7 +41,7 @@ def warn_at_first_step(optimizer: Any) -> None:
             "torch.nn.SyncBatchNorm computes statistics of each rank's batch alone, of '%s'%s: "
             "torch.distributed has no default process group. Call "
             "torch.distributed.init_process_group() before hvd.init(), or use hvd.SyncBatchNorm, "
-            "which needs none (docs/guides/from_ddp.md)",
+            "which needs none (documentation: Migrate from DDP)",
             names[0], more,
         )  # fmt: skip
 

@@ -176,7 +176,7 @@ def test_every_module_of_the_table_exists_and_others_say_why_not() -> None:
         assert module == name or name in lines or name.startswith(module)
     assert "TorchDistributor, whose variables hvd.init() reads" in missing["horovod.spark"][2]
     for name in {"horovod.tensorflow.util", "horovod.torch.mpi_lib_v2"} & set(absent):
-        assert "docs/horovod.md lists what there is" in missing[name][2]
+        assert "its documentation lists what there is" in missing[name][2]
 
 
 def test_it_comes_too_late_after_horovod_itself(tmp_path: Path) -> None:

@@ -74,6 +74,22 @@ def test_the_page_of_a_module_has_its_public_names(page: str, files: list[str]) 
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
+def test_texts_name_pages_by_the_titles_that_the_site_has() -> None:
+    """Not by files, which a wheel does not have."""
+    titles = set(re.findall(r"^ +- ([^:\n]+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    named = set()
+    for file in (ROOT / "hvd_order").rglob("*.py"):
+        tree = ast.parse(file.read_text("utf-8"))
+        comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in comments and file.name not in ("rules.py", "reference.py"):
+                    assert not re.search(r"docs/\S*\.md", node.value), (file, node.value)
+                named |= set(re.findall(r"[Dd]ocumentation: ([\w ]+\w)", node.value))
+    assert "Tune slices and order" in named
+    assert named <= titles
+
+
 def _public_names(file: Path) -> list[str]:
     for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
