@@ -25,19 +25,20 @@ class OutOfMemoryError(RuntimeError):
 
 def fails_in(m: nn.Module, layer: int) -> Callable[[bool], None]:
     """Makes the backward pass of a layer fail; layer 0: after all gradients have come."""
-    failing = [False]
+    to_come = [0]  # calls of the hook, with the one that fails
 
-    def hook(gradient: Tensor) -> None:
-        if failing[0]:
-            failing[0] = False
+    def hook(_: Tensor) -> None:
+        to_come[0] -= 1
+        if to_come[0] == 0:
             raise OutOfMemoryError
 
     if layer == 0:
-        m[0].bias.register_post_accumulate_grad_hook(hook)
-        m[0].weight.register_post_accumulate_grad_hook(hook)
+        for p in m.parameters():
+            p.register_post_accumulate_grad_hook(hook)
     else:
         m[layer].weight.register_hook(hook)
-    return lambda fails: failing.__setitem__(0, fails)
+    calls = len(list(m.parameters())) if layer == 0 else 1
+    return lambda fails: to_come.__setitem__(0, calls if fails else 0)
 
 
 def none(m: nn.Module, _: torch.optim.Optimizer) -> None:

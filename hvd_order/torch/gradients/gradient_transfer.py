@@ -192,11 +192,13 @@ class GradientTransfer:
         Args:
             given_up: this rank has given up the step, as all ranks must.
         """
+        taken_back = entry.sent  # it is locked, and ends as those of this step that were sent
         entry.absent = True
         entry.advance(native.GradientEvent.SEND)
         if not entry.placed:
             return
-        self._model.leave_to_program(entry)
+        if not taken_back:
+            self._model.leave_to_program(entry)
         with torch.no_grad():
             entry.wire.zero_()
             # Below zero, whatever the other ranks add.
