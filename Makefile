@@ -42,7 +42,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs size lock wheels release test test-device test-wheel test-containers test-long test-third-party test-torch chaos defects check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs size lock wheels release test test-device test-wheel test-containers test-long test-long-share test-third-party test-torch chaos defects check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -241,10 +241,17 @@ TORCH ?= 2.8
 test-torch:
 	bash scripts/test_with_torch.sh $(TORCH)
 
-# SHARE=3/20: the fourth of twenty shares.
+# SHARE=3/$(SHARES): the fourth share. A share fails if it takes longer than ten minutes. In SHARES changes .ci/run
+# has run all of them, one a change. TIMES=1: put the times into tests/long_times.txt, by which shares are packed.
+SHARES := 20
 test-long: dev
-	"$(BIN)/python" -m pytest --durations=25 --durations-min=5 tests -m long $(SHARE:%=--share %)
-	HVD_ORDER_TEST_ALL_CASES=1 "$(BIN)/python" -m pytest tests/property $(SHARE:%=--share %)
+	HVD_ORDER_TEST_ALL_CASES=1 "$(BIN)/python" -m pytest --durations=25 --durations-min=5 tests -m long \
+	  $(SHARE:%=--share %) $(if $(TIMES),--keep-times)
+
+# The share of a commit follows from its hash.
+test-long-share:
+	@$(MAKE) --no-print-directory test-long \
+	  SHARE=$$((0x$$(git rev-parse HEAD | cut -c 1-8) % $(SHARES)))/$(SHARES)
 
 # What is drawn follows from SEED; see tests/chaos/README.md.
 MINUTES ?= 10

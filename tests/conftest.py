@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
-from zlib import crc32
 
 import pytest
 import torch
+from helpers.property_cases import ALL_CASES
 from helpers.ranks import RankFactory, RankPool
+from helpers.shares import Share, TimesKept, read_times
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Ranks have one thread each, and so has this process.
 
     Two threads that share a tensor on a machine with no core to spare wait for each other: 100
     steps of one process took 60 to 140 s in place of 5 to 30.
     """
     torch.set_num_threads(1)
+    share = config.getoption("--share")
+    if share is not None:
+        which, shares = map(int, share.split("/"))
+        if not 0 <= which < shares:
+            raise pytest.UsageError(f"--share {share}: shares are 0/N to N-1/N")
+        config.pluginmanager.register(Share(which, shares, read_times()))
+    if config.getoption("--keep-times"):
+        config.pluginmanager.register(TimesKept())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds ``--share``, with which several runs together run every test."""
+    """Adds what `make test-long` asks for."""
+    parser.addoption("--share", metavar="K/N", help="run share K, from 0, of N (helpers/shares.py)")
     parser.addoption(
-        "--share",
-        metavar="K/N",
-        help="run share K, from 0, of N shares; the share of a test follows from its name",
+        "--keep-times", action="store_true", help="put the times into tests/long_times.txt"
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of the share that is asked for."""
-    share = config.getoption("--share")
-    if share is None:
-        return
-    wanted, shares = map(int, share.split("/"))
-    others = [item for item in items if crc32(item.nodeid.encode()) % shares != wanted]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in set(others)]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Property tests that try all cases take long."""
+    if os.environ.get(ALL_CASES):
+        for item in items:
+            if "property" in item.path.parts:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -17,7 +17,7 @@ from helpers.property_cases import cases
 from helpers.ranks import RankFactory
 from hypothesis import Phase, given, settings
 from random_programs.actions import ACTIONS
-from random_programs.program import Program, programs
+from random_programs.program import Program, program_from, programs
 from random_programs.runner import Verdict, judge
 from random_programs.shrink import shortest
 
@@ -39,40 +39,57 @@ def explain(program: Program, verdict: Verdict) -> str:
     )
 
 
-def check_programs(
-    ranks: RankFactory, count: int, record_property: Callable[[str, object], None]
-) -> None:
-    tally: Counter[str] = Counter()
+class Checked:
+    """Programs that were tried."""
 
-    @settings(cases(count), phases=[Phase.generate])
-    @given(program=programs())
-    def check(program: Program) -> None:
-        verdict = judge(ranks, program)
-        tally[verdict.kind] += 1
+    def __init__(self, ranks: RankFactory) -> None:
+        self._ranks = ranks
+        self._tally: Counter[str] = Counter()
+
+    def check(self, program: Program) -> None:
+        verdict = judge(self._ranks, program)
+        self._tally[verdict.kind] += 1
         if verdict.kind == "FAILED":
-            text = explain(*shortest(lambda smaller: judge(ranks, smaller), program, verdict))
+            text = explain(*shortest(lambda less: judge(self._ranks, less), program, verdict))
             raise AssertionError(f"drawn: {program}\n{text}")
 
+    def end(self, record_property: Callable[[str, object], None]) -> None:
+        """Checks that few have ended in an error."""
+        for kind, number in self._tally.items():
+            record_property(kind, number)
+        print(dict(self._tally))
+        assert self._tally["equal"] >= (1 - MOST_ERRORS) * self._tally.total(), self._tally
+
+
+def check_quick(ranks: RankFactory, record_property: Callable[[str, object], None]) -> None:
+    checked = Checked(ranks)
+
+    @settings(cases(QUICK), phases=[Phase.generate])
+    @given(program=programs())
+    def check(program: Program) -> None:
+        checked.check(program)
+
     check()
-    for kind, number in tally.items():
-        record_property(kind, number)
-    print(dict(tally))
-    assert tally["equal"] >= (1 - MOST_ERRORS) * tally.total(), tally
+    checked.end(record_property)
 
 
 @pytest.mark.timeout(900)
 def test_random_programs(
     ranks: RankFactory, record_property: Callable[[str, object], None]
 ) -> None:
-    check_programs(ranks, QUICK, record_property)
+    check_quick(ranks, record_property)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3 * 3600)
-def test_many_random_programs(
-    ranks: RankFactory, record_property: Callable[[str, object], None]
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("hundred", range(20))
+def test_a_hundred_random_programs(
+    ranks: RankFactory, record_property: Callable[[str, object], None], hundred: int
 ) -> None:
-    check_programs(ranks, 2000, record_property)
+    checked = Checked(ranks)
+    for seed in range(100 * hundred, 100 * (hundred + 1)):
+        checked.check(program_from(seed))
+    checked.end(record_property)
 
 
 @pytest.mark.parametrize("line", kept_programs())
@@ -93,7 +110,7 @@ def test_make_test_has_every_action(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(globals(), "judge", note)
     nobody: Any = None
-    check_programs(nobody, QUICK, lambda *_: None)
+    check_quick(nobody, lambda *_: None)
     assert len(ACTIONS) >= 200
     assert set(ACTIONS) <= set(re.findall(r"[a-z_]+", " ".join(tried)))
 
