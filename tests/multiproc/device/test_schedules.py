@@ -85,7 +85,7 @@ assert not wrong, f"schedules with other weights: {wrong}"
 
 # 1,000 in all take a quarter of an hour; `make test` runs the first ten.
 LONG = [pytest.mark.long, pytest.mark.timeout(600)]
-PARTS = [(0, 10), *(pytest.param(250 * i, 250 * (i + 1), marks=LONG) for i in range(4))]
+PARTS = [(0, 10), *(pytest.param(50 * i, 50 * (i + 1), marks=LONG) for i in range(20))]
 
 
 @pytest.mark.parametrize("agreement", ["leader", "planned"])
