@@ -227,7 +227,7 @@ def test_the_example_in_horovods_style_goes_on_after_a_kill() -> None:
         job.wait_for("was ended by SIGKILL; starting all again")
         assert int(job.wait_for(r"going on from commit (\d+)")[1]) >= 10
         assert job.wait() == 0, job.text()
-    assert job.lines[-1] == "done after 2 epochs"
+    assert job.lines[-1] == "[0] done after 2 epochs"
     losses = [float(match[1]) for match in job.matches(r"loss (\S+)$")]
     assert losses[-1] < losses[0] / 4
 
