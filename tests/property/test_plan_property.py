@@ -16,7 +16,7 @@ from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.due_date import due_date
-from hvd_order.planning.orders.registry import ORDERS, SLICINGS, order, slices
+from hvd_order.planning.orders.registry import ORDERS, order
 from hvd_order.planning.orders.tac import tac
 from hvd_order.planning.steps.efficiency import overlap_of
 from hvd_order.planning.steps.execution import execute, pull_overlap
@@ -139,15 +139,3 @@ def test_a_faster_link_is_never_slower(graph: Graph, faster: float) -> None:
     slow, fast = LinkModel(0.0, 0.0, 1.0), LinkModel(0.0, 0.0, faster)
     for bound in (program_optimum_s, step_bound_s):
         assert bound(graph, fast) <= bound(graph, slow) * (1 + LITTLE)
-
-
-@cases(100)
-@given(graph=training_graphs, link=links, policy=st.sampled_from(list(SLICINGS)))
-def test_every_gradient_is_sent_once(graph: Graph, link: LinkModel, policy: str) -> None:
-    sent = dict.fromkeys((p.name for p in graph.parameters), 0)
-    for each in slices(policy, graph, link, due_date(graph, link)):
-        for part in each.parts:
-            assert part.offset_bytes == sent[part.parameter]
-            sent[part.parameter] += part.size_bytes
-    for parameter, producers in zip(graph.parameters, graph.producers, strict=True):
-        assert sent[parameter.name] == (parameter.size_bytes if producers else 0)

@@ -10,13 +10,11 @@ from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.orders.baselines import arrival, random_order
 from hvd_order.planning.orders.due_date import due_date
-from hvd_order.planning.orders.merge import best_merge, mg_wfbp
 from hvd_order.planning.orders.search import search
-from hvd_order.planning.orders.slicing import PlannedSlice, p3, whole_tensors
 from hvd_order.planning.orders.tac import tac
 from hvd_order.planning.orders.tic import tic
 
-__all__ = ["ORDERS", "SLICINGS", "order", "slices"]
+__all__ = ["ORDERS", "order"]
 
 ORDERS: dict[str, Callable[[Graph, LinkModel], Priorities]] = {
     "arrival": arrival,
@@ -28,14 +26,6 @@ ORDERS: dict[str, Callable[[Graph, LinkModel], Priorities]] = {
 }
 """Heuristics for the order of transfers."""
 
-SLICINGS: dict[str, Callable[[Graph, LinkModel, Priorities], list[PlannedSlice]]] = {
-    "best_merge": best_merge,
-    "mg_wfbp": mg_wfbp,
-    "p3": p3,
-    "whole": whole_tensors,
-}
-"""Heuristics for the slices that travel together."""
-
 
 def order(name: str, graph: Graph, link: LinkModel) -> Priorities:
     """Priorities of all parameters by the named heuristic.
@@ -46,14 +36,3 @@ def order(name: str, graph: Graph, link: LinkModel) -> Priorities:
     if name not in ORDERS:
         raise InvalidUsage(f"no order is called {name!r}; there are: {', '.join(ORDERS)}")
     return ORDERS[name](graph, link)
-
-
-def slices(name: str, graph: Graph, link: LinkModel, priorities: Priorities) -> list[PlannedSlice]:
-    """Slices of all gradients by the named rule.
-
-    Raises:
-        InvalidUsage: there is none.
-    """
-    if name not in SLICINGS:
-        raise InvalidUsage(f"no slicing is called {name!r}; there are: {', '.join(SLICINGS)}")
-    return SLICINGS[name](graph, link, priorities)

@@ -1,10 +1,9 @@
-"""Orders for gradients: earliest due date is the best there is, and what slices and merging do."""
+"""Orders for gradients: earliest due date is the best there is, and what slices do."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,14 +17,11 @@ from hvd_order.planning.bounds.bound import chain_optimum_s, program_optimum_s, 
 from hvd_order.planning.graph.graph import Graph, GraphOp, GraphParameter
 from hvd_order.planning.orders.baselines import arrival
 from hvd_order.planning.orders.due_date import due_date
-from hvd_order.planning.orders.merge import merge_best, merge_pairs
-from hvd_order.planning.orders.registry import order, slices
-from hvd_order.planning.orders.slicing import p3
+from hvd_order.planning.orders.registry import order
 from hvd_order.planning.steps.delivery import GradientDelivery
 from hvd_order.planning.steps.program import gradient_transfers, steady_step_s
 
 SECONDS = LinkModel(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
-Merge = Callable[[list[float], list[int], LinkModel], list[list[int]]]
 
 
 # ------------------------------------------------------------------------- the link
@@ -217,129 +213,10 @@ def test_a_gradient_for_a_parameter_that_nothing_reads_still_has_to_travel() -> 
     assert step_bound_s(graph, SECONDS) == pytest.approx(11.0)
 
 
-# ------------------------------------------------------------------------- merging and slicing
-
-
-def end_of_last_s(
-    groups: list[list[int]], ready: list[float], size: list[int], link: LinkModel
-) -> float:
-    now = 0.0
-    for group in groups:
-        total = sum(size[i] for i in group)
-        now = max(now, *(ready[i] for i in group)) + link.slice_cost_s
-        now += total * link.seconds_per_byte
-    return now
-
-
-def all_merges(count: int) -> list[list[list[int]]]:
-    merges = []
-    for cuts in range(1 << (count - 1)):
-        groups = [[0]]
-        for i in range(1, count):
-            if cuts >> (i - 1) & 1:
-                groups.append([i])
-            else:
-                groups[-1].append(i)
-        merges.append(groups)
-    return merges
-
-
-def merging_cases(most: int) -> Iterator[tuple[list[float], list[int], LinkModel]]:
-    pick = random.Random(13)
-    for _ in range(400):
-        count = pick.randint(1, most)
-        ready = sorted(pick.uniform(0, 20) for _ in range(count))
-        sizes = [pick.randint(1, 30) for _ in range(count)]
-        yield ready, sizes, LinkModel(0.0, pick.choice([0.0, 0.3, 2.0, 50.0]), 0.1)
-
-
-def test_the_best_merge_is_that_of_all_ways_to_merge_neighbours() -> None:
-    seen = set()
-    for ready, size, link in merging_cases(8):
-        groups = merge_best(ready, size, link)
-        best_s = min(end_of_last_s(each, ready, size, link) for each in all_merges(len(ready)))
-        assert end_of_last_s(groups, ready, size, link) == pytest.approx(best_s)
-        seen.add(len(groups))
-    assert seen == set(range(1, 9))
-
-
-def test_the_published_rule_is_not_best_for_three() -> None:
-    ready, size, link = [0.0, 0.9, 1.8], [5, 5, 5], LinkModel(0.0, 1.0, 1.0)
-    assert merge_pairs(ready, size, link) == [[0, 1, 2]]
-    assert merge_best(ready, size, link) == [[0], [1, 2]]
-    assert end_of_last_s([[0, 1, 2]], ready, size, link) == pytest.approx(17.8)
-    assert end_of_last_s([[0], [1, 2]], ready, size, link) == pytest.approx(17.0)
-
-
-def merge_by_the_book(ready: list[float], size: list[int], link: LinkModel) -> list[list[int]]:
-    """Algorithm 1 with its variables: start times are computed anew after every merge."""
-    count = len(ready)
-    p = list(size)
-    t_c = [link.slice_cost_s + n * link.seconds_per_byte for n in p]
-    merged = [False] * count
-
-    def starts() -> list[float]:
-        tau_c: list[float] = []
-        for i in range(count):  # i counts from the last layer to the first
-            tau_c.append(max(tau_c[-1] + t_c[i - 1], ready[i]) if i else ready[i])
-        return tau_c
-
-    for i in range(count - 1):
-        if ready[i + 1] < starts()[i] + link.slice_cost_s:
-            merged[i] = True
-            p[i + 1] += p[i]
-            t_c[i] = 0.0
-            t_c[i + 1] = link.slice_cost_s + p[i + 1] * link.seconds_per_byte
-    groups: list[list[int]] = [[]]
-    for i in range(count):
-        groups[-1].append(i)
-        if not merged[i] and i + 1 < count:
-            groups.append([])
-    return groups
-
-
-def test_one_pass_merges_what_the_published_algorithm_does() -> None:
-    for ready, size, link in merging_cases(8):
-        assert merge_pairs(ready, size, link) == merge_by_the_book(ready, size, link)
-
-
-@pytest.mark.parametrize("merge", [merge_pairs, merge_best])
-def test_free_messages_are_not_merged_and_dear_ones_all(merge: Merge) -> None:
-    ready, size = [1.0, 2.0, 3.0], [1, 1, 1]
-    assert merge(ready, size, LinkModel(0.0, 0.0, 1e-3)) == [[0], [1], [2]]
-    assert merge(ready, size, LinkModel(0.0, 9.0, 1e-3)) == [[0, 1, 2]]
-    assert merge([], [], SECONDS) == []
-
-
-GRAPH = graphs.with_backward(graphs.sequential(5, size_bytes=1000))
-
-
-def test_p3_cuts_large_tensors_only() -> None:
-    cut = p3(GRAPH, SECONDS, due_date(GRAPH, SECONDS), slice_bytes=400)
-    assert [each.size_bytes for each in cut[:3]] == [400, 400, 200]
-    assert [each.priority for each in cut] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
-    assert len(p3(GRAPH, SECONDS, due_date(GRAPH, SECONDS))) == 5
-    with pytest.raises(InvalidUsage, match="slice of 0 bytes"):
-        p3(GRAPH, SECONDS, due_date(GRAPH, SECONDS), slice_bytes=0)
-
-
-def test_merged_gradients_travel_as_they_come() -> None:
-    # ready  7     9     11    13    15
-    # link   w4    |     w3,w2             w1,w0     1.5 s a message, 3 s a gradient
-    merged = slices("mg_wfbp", GRAPH, LinkModel(0.0, 1.5, 3e-3), {})
-    assert [[part.parameter for part in each.parts] for each in merged] == [
-        ["w4"],
-        ["w3", "w2"],
-        ["w1", "w0"],
-    ]
-    assert [each.priority for each in merged] == [0, 1, 2]
-
-
 # ------------------------------------------------------------------------- registry
 
 
 def test_unknown_names_get_the_list() -> None:
+    graph = graphs.with_backward(graphs.sequential(5))
     with pytest.raises(InvalidUsage, match=r"'best'.*arrival, due_date, random, search, tac, tic"):
-        order("best", GRAPH, SECONDS)
-    with pytest.raises(InvalidUsage, match=r"'thin'.*best_merge, mg_wfbp, p3, whole"):
-        slices("thin", GRAPH, SECONDS, {})
+        order("best", graph, SECONDS)
