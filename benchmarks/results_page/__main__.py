@@ -6,13 +6,7 @@ from pathlib import Path
 
 from benchmarks.results_page.documents import FOLDER, Documents
 from benchmarks.results_page.page import history_with_block, page, runs_page
-from benchmarks.results_page.pictures import (
-    over_optimum,
-    prediction,
-    server_load,
-    throughput,
-    timelines,
-)
+from benchmarks.results_page.pictures import over_optimum, timelines
 from benchmarks.results_page.readme_table import readme_with_table
 from benchmarks.results_page.targets import TARGETS
 
@@ -22,14 +16,7 @@ README = ROOT / "README.md"
 
 HISTORY = ROOT / "benchmarks" / "HISTORY.md"
 RUNS = FOLDER / "RUNS.md"
-PICTURES = {
-    "over_optimum.png": over_optimum.draw,
-    "timelines.png": timelines.draw,
-    "prediction.png": prediction.draw,
-    "throughput.png": throughput.draw,
-    "server_load.png": server_load.draw_elastic,
-    "rebalance.png": server_load.draw_rebalance,
-}
+PICTURES = {"over_optimum.png": over_optimum.draw, "timelines.png": timelines.draw}
 
 
 def pages() -> dict[Path, str]:

@@ -74,8 +74,5 @@ class Documents:
             ):
                 yield document
 
-    def newest(self, benchmark: str, *parts: str) -> Document | None:
-        return next(self.of(benchmark, *parts), None)
-
     def all(self) -> list[Document]:
         return list(self._documents)
