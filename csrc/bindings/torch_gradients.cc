@@ -49,6 +49,10 @@ void bindPacking(py::module_& m) {
       },
       py::arg("device_type"), py::arg("kernels"), "Sets the kernels of a type of device.");
   m.def(
+      "has_kernels",
+      [](const std::string& type) { return kernelsOf(c10::Device(type).type()) != nullptr; },
+      py::arg("device_type"), "Whether a type of device has kernels.");
+  m.def(
       "pack",
       [](const Tensors& from, const Tensors& to, double scale) {
         std::vector<Packing> packings;

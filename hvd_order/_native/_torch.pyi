@@ -457,6 +457,9 @@ def register_kernels(device_type: str, kernels: object) -> None:
         InvalidUsage: they are of another version, or PyTorch does not tell the handles of streams.
     """
 
+def has_kernels(device_type: str) -> bool:
+    """Whether a type of device has kernels."""
+
 def pack(from_: Sequence[torch.Tensor], to: Sequence[torch.Tensor], scale: float) -> None:
     """``to = cast(scale * from)``.
 

@@ -169,6 +169,20 @@ c10::intrusive_ptr<c10d::Work> AsyncBackend::_allgather_base(
       });
 }
 
+c10::intrusive_ptr<c10d::Work> AsyncBackend::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<std::int64_t>& outputSizes,
+    std::vector<std::int64_t>& inputSizes,
+    const c10d::AllToAllOptions& options) {
+  return enqueue(
+      c10d::OpType::ALLTOALL_BASE, input.nbytes(),
+      [gloo = gloo_, out = onCpu(output), in = onCpu(input), outputSizes, inputSizes,
+       options]() mutable {
+        return gloo->alltoall_base(out, in, outputSizes, inputSizes, options);
+      });
+}
+
 c10::intrusive_ptr<c10d::Work> AsyncBackend::barrier(const c10d::BarrierOptions& options) {
   return enqueue(
       c10d::OpType::BARRIER, 0, [gloo = gloo_, options] { return gloo->barrier(options); });

@@ -48,6 +48,12 @@ class AsyncBackend final : public c10d::Backend {
       at::Tensor& output,
       at::Tensor& input,
       const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<std::int64_t>& outputSizes,
+      std::vector<std::int64_t>& inputSizes,
+      const c10d::AllToAllOptions& options) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
   void abort() override;
 

@@ -20,10 +20,14 @@ const KernelTable* kernelsOf(c10::DeviceType type);
 /// Returns the driver's handle of a stream.
 void* handleOf(const c10::Stream& stream);
 
-/// Calls launch(table, stream) on the current stream of a device that has kernels.
-/// @throws DeviceFailed if it returns an error in words.
+/// Calls launch(table, stream) on the current stream of a device.
+/// @throws InvalidUsage if there are no kernels for it, DeviceFailed if `launch` returns an error in
+///   words.
 template <typename Launch>
 void launchOn(const c10::Device& device, const Launch& launch) {
+  if (kernelsOf(device.type()) == nullptr) {
+    throw InvalidUsage(c10::str("hvd_order has no kernels for ", device));
+  }
   const c10::DeviceGuard guard(device);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   const char* error = launch(*kernelsOf(device.type()), handleOf(stream));

@@ -21,6 +21,7 @@ from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.collectives.compression import CodedSums, Compressor
 from hvd_order.torch.devices import synchronize
+from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.sums.arrivals import Arrivals
@@ -148,7 +149,7 @@ class RegisteredModel:
         """
         if self.coding is None:
             return
-        obstacle = self._obstacle()
+        obstacle = self._obstacle() or self._lacks_kernels()
         if obstacle is not None:
             raise InvalidUsage(
                 f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or "
@@ -156,6 +157,13 @@ class RegisteredModel:
             )
         codable = frozenset(entry.name for entry in self.entries if self._can_be_coded(entry))
         self.coded = self.coded & codable if self.coding.chooses else codable
+
+    def _lacks_kernels(self) -> str | None:
+        for type_ in {device.type for device in self._buffers.devices} - {"cpu"}:
+            use_kernels(type_)
+            if not native.has_kernels(type_):
+                return f"hvd_order has no kernels for {type_} here (hvd-order doctor says why)"
+        return None
 
     def _can_be_coded(self, entry: ParameterEntry) -> bool:
         assert self.coding is not None

@@ -49,9 +49,15 @@ def test_kernels_have_the_weights_of_operators() -> None:
                 optimizer.step()
             return weights(model)
 
-        kinds = [hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16_ef]
+        kinds = [hvd.Compression.none, hvd.Compression.fp16]
         wanted = [trained("cpu", 0, kind) for kind in kinds]
         assert device.counts()["kernel_launches"] == 0
+        try:
+            trained(NAME, 0, hvd.Compression.int8)
+        except RuntimeError as refused:
+            assert "no kernels for" in str(refused)
+        else:
+            raise AssertionError("codes without kernels")
         without = [trained(NAME, 0, kind) for kind in kinds]
         assert device.counts()["kernel_launches"] == 0
         native.register_kernels(NAME, device.kernels())
@@ -61,6 +67,9 @@ def test_kernels_have_the_weights_of_operators() -> None:
                 assert all(map(torch.equal, trained(NAME, delay_us, kind), by_operators))
             assert device.counts()["kernel_launches"] > before
             for mine, cpu in zip(by_operators, on_cpu):
+                torch.testing.assert_close(mine, cpu)
+        for kind in (hvd.Compression.bf16_ef, hvd.Compression.int8):
+            for mine, cpu in zip(trained(NAME, 400, kind), trained("cpu", 0, kind)):
                 torch.testing.assert_close(mine, cpu)
         """,
         kernels=False,
