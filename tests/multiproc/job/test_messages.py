@@ -22,6 +22,7 @@ from hvd_order.engine.requests.queues import negotiation
 
 SIZE = 7
 COUNT = 40
+LONG = 200_000  # characters: 400 frames
 PATIENCE_S = 20.0
 
 
@@ -29,13 +30,17 @@ PATIENCE_S = 20.0
 def test_messages_arrive_in_order_whatever_their_length() -> None:
     job = current()
     group = job.new_group("test_messages", "gloo", traffic="messages")
+    hvd.barrier()  # starts the threads of collectives
     before = threading.active_count()
     star = MessageStar(group, job.rank, job.size)
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     star.start(lambda peer, m: inbox.put((peer, m)), lambda peer, e: inbox.put((peer, e)))
     peers = range(1, job.size) if job.rank == 0 else range(1)
     lengths = [(7 * i * i) % 3001 for i in range(COUNT)]  # of one frame, and of several
+    lengths.append(LONG)
     for i, length in enumerate(lengths):
+        if length == LONG:
+            hvd.barrier()  # all begin at once, and frames of far peers come between one another
         for peer in peers:
             star.send(peer, ["test", i, "x" * length])
     expected: list[Any] = [["test", i, "x" * length] for i, length in enumerate(lengths)]
