@@ -22,14 +22,14 @@ from typing import Any
 
 from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 
-__all__ = ["FunctionCall", "FunctionFolder", "Outcome", "main"]
+__all__ = ["FunctionCall", "FunctionFolder", "RankOutcome", "main"]
 
 _FOLDER = "HVD_ORDER_FUNCTION_FOLDER"
 _PART = 48 << 10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """What a function did on a rank.
 
     Attributes:
@@ -58,7 +58,7 @@ class FunctionCall:
     """
 
     payload: bytes
-    outcomes: dict[int, tuple[str, Outcome]] = field(default_factory=dict)
+    outcomes: dict[int, tuple[str, RankOutcome]] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     _parts: dict[int, bytes] = field(default_factory=dict)
 
@@ -130,19 +130,19 @@ def main() -> None:
         with (folder / "call").open("rb") as file:
             sys.path += [path for path in pickle.load(file) if path not in sys.path]
             function, args, kwargs = pickle.load(file)
-        outcome = Outcome(dumps(function(*args, **kwargs)))
+        outcome = RankOutcome(dumps(function(*args, **kwargs)))
     except Exception as error:
         said = traceback.format_exception_only(error)[-1].strip()
         pickled = None
         with contextlib.suppress(Exception):
             pickled = dumps(error)
         follows = isinstance(error, HorovodInternalError)
-        _write(folder, rank, Outcome(None, said, traceback.format_exc(), pickled, follows))
+        _write(folder, rank, RankOutcome(None, said, traceback.format_exc(), pickled, follows))
         raise
     _write(folder, rank, outcome)
 
 
-def _write(folder: Path, rank: str, outcome: Outcome) -> None:
+def _write(folder: Path, rank: str, outcome: RankOutcome) -> None:
     (folder / rank).write_bytes(pickle.dumps(outcome))
     (folder / rank).rename(folder / f"{rank}.outcome")  # the agent sees whole files only
 

@@ -8,22 +8,22 @@ from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.base.link.code_choice import Gradient, choose_coded, step_bound_s
+from hvd_order.base.link.code_choice import TimedGradient, choose_coded, step_bound_s
 
 times = st.integers(0, 20).map(float)
 
 
 @st.composite
-def gradient(draw: st.DrawFn) -> Gradient:
+def gradient(draw: st.DrawFn) -> TimedGradient:
     wire_s = draw(times)
     coded_s = draw(st.sampled_from([None, wire_s / 4, wire_s / 2, 0.0]))
-    return Gradient(draw(times), wire_s, coded_s, draw(st.sampled_from([1.0, 1.0, 0.1, 3.0])))
+    return TimedGradient(draw(times), wire_s, coded_s, draw(st.sampled_from([1.0, 1.0, 0.1, 3.0])))
 
 
 @given(gradients=st.lists(gradient(), max_size=8), compute_s=st.integers(1, 30).map(float))
 @cases(600, quick=150)
 def test_no_other_choice_is_clearly_shorter_and_nothing_is_taken_in_vain(
-    gradients: list[Gradient], compute_s: float
+    gradients: list[TimedGradient], compute_s: float
 ) -> None:
     chosen = choose_coded(compute_s, gradients)
     every = range(len(gradients))
@@ -44,10 +44,10 @@ def test_no_other_choice_is_clearly_shorter_and_nothing_is_taken_in_vain(
 def test_the_vector_of_three_layers() -> None:
     """Link of 1 byte a second, forward and backward 1 s for each layer, bytes 6, 1, 1."""
 
-    def layers(first_coded: float, *others: float | None) -> list[Gradient]:
+    def layers(first_coded: float, *others: float | None) -> list[TimedGradient]:
         coded = [first_coded, *(others or (None, None))]
         return [
-            Gradient(work, wire, fewer)
+            TimedGradient(work, wire, fewer)
             for work, wire, fewer in zip((6.0, 4.0, 2.0), (6.0, 1.0, 1.0), coded, strict=True)
         ]
 
@@ -59,9 +59,9 @@ def test_the_vector_of_three_layers() -> None:
 
 
 def test_a_link_that_is_hidden_needs_nothing() -> None:
-    assert choose_coded(10.0, [Gradient(9.0, 1.0, 0.25), Gradient(3.0, 5.0, 1.0)]) == []
+    assert choose_coded(10.0, [TimedGradient(9.0, 1.0, 0.25), TimedGradient(3.0, 5.0, 1.0)]) == []
 
 
 def test_the_smaller_error_is_taken_of_two_that_save_alike() -> None:
-    alike = [Gradient(6.0, 4.0, 1.0, error=0.02), Gradient(6.0, 4.0, 1.0, error=0.01)]
+    alike = [TimedGradient(6.0, 4.0, 1.0, error=0.02), TimedGradient(6.0, 4.0, 1.0, error=0.01)]
     assert choose_coded(11.5, alike) == [1]

@@ -18,14 +18,14 @@ constexpr int kMine = kBlock / kWarp;
 constexpr int kFewRuns = 32;
 constexpr int kManyRuns = 560; // 56 bytes each; an argument has at most 32,764
 
-struct Run {
+struct RunEntry {
   CodedRun run;
   std::int64_t firstBlock; // number of the blocks of the runs before
 };
 
 template <int kCapacity>
 struct Runs {
-  Run runs[kCapacity];
+  RunEntry runs[kCapacity];
   std::int64_t blocks;
   std::int32_t count;
 };
@@ -49,7 +49,7 @@ __device__ Part partOf(const Runs<kCapacity>& table, std::int64_t block) {
       high = middle - 1;
     }
   }
-  const Run& found = table.runs[low];
+  const RunEntry& found = table.runs[low];
   const std::int64_t begin = (block - found.firstBlock) * kBlock;
   return {found.run, begin, static_cast<int>(min(kBlock, found.run.count - begin))};
 }

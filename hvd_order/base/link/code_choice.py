@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Gradient", "choose_coded", "step_bound_s"]
+__all__ = ["TimedGradient", "choose_coded", "step_bound_s"]
 
 _WORTH = 1.005  # a bound that is longer than computation by less is not
 
 
 @dataclass(frozen=True)
-class Gradient:
+class TimedGradient:
     """One gradient, as the choice sees it.
 
     Attributes:
@@ -45,13 +45,13 @@ class Gradient:
 
 
 def step_bound_s(
-    compute_s: float, gradients: Sequence[Gradient], coded: Collection[int] = ()
+    compute_s: float, gradients: Sequence[TimedGradient], coded: Collection[int] = ()
 ) -> float:
     """The least time of a step whose gradients `coded`, by place, travel in fewer bits."""
     return max(compute_s, _longest(gradients, coded)[0])
 
 
-def choose_coded(compute_s: float, gradients: Sequence[Gradient]) -> list[int]:
+def choose_coded(compute_s: float, gradients: Sequence[TimedGradient]) -> list[int]:
     """The gradients that should travel in fewer bits, by place, with as little error as possible.
 
     Takes the one with the most time saved for its error out of the set that gives the longest
@@ -81,7 +81,7 @@ def choose_coded(compute_s: float, gradients: Sequence[Gradient]) -> list[int]:
     return sorted(coded)
 
 
-def _longest(gradients: Sequence[Gradient], coded: Collection[int]) -> tuple[float, float]:
+def _longest(gradients: Sequence[TimedGradient], coded: Collection[int]) -> tuple[float, float]:
     """The longest bound of any set, and the least work in that set."""
     wire_s, longest = 0.0, (0.0, 0.0)
     order = sorted(range(len(gradients)), key=lambda place: -gradients[place].work_s)

@@ -206,7 +206,7 @@ class RegisteredModel:
             if self._can_be_coded(entry):
                 coded_s = values.numel() * _BITS[self.coding.format] / 8 * link.seconds_per_byte
             gradients.append(
-                code_choice.Gradient(
+                code_choice.TimedGradient(
                     compute_s - after_s * (1 + _FORWARD), wire_s, coded_s,
                     error if math.isfinite(error) and error > 0 else 1.0,
                 )

@@ -63,7 +63,7 @@ MessageLayout::MessageLayout(
     }
   }
   const auto place = [&](auto isOne) {
-    for (Run& run : runs_) {
+    for (PlacedRange& run : runs_) {
       if (isOne(run.range.format)) {
         run.codes = bytes_;
         bytes_ += run.range.count * codeBytes(run.range.format, elementBytes);
@@ -72,7 +72,7 @@ MessageLayout::MessageLayout(
     bytes_ = aligned(bytes_);
   };
   place([](WireFormat format) { return format == WireFormat::kExact; });
-  for (Run& run : runs_) {
+  for (PlacedRange& run : runs_) {
     if (run.range.format == WireFormat::kInt8) {
       run.scales = bytes_;
       bytes_ += (run.range.count + kBlock - 1) / kBlock * static_cast<std::int64_t>(sizeof(float));
@@ -89,7 +89,7 @@ void MessageLayout::addRuns(
     std::byte* values,
     float* residual,
     std::byte* message) const {
-  for (const Run& run : runs_) {
+  for (const PlacedRange& run : runs_) {
     const CodedRange& range = run.range;
     const bool exact = range.format == WireFormat::kExact;
     runs.push_back(

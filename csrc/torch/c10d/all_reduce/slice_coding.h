@@ -35,14 +35,14 @@ class MessageLayout final {
       const;
 
  private:
-  struct Run {
+  struct PlacedRange {
     CodedRange range;
     std::int64_t scales; ///< offsets in the message
     std::int64_t codes;
   };
 
   std::int64_t elementBytes_;
-  std::vector<Run> runs_;
+  std::vector<PlacedRange> runs_;
   std::int64_t bytes_ = 0;
 };
 
