@@ -61,9 +61,11 @@ CUDA_STAMP := $(VENV)/.installed-cuda-$(call key,requirements/lock/cuda.txt)
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/lock/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
 
-# A PyTorch that the user has installed, 2.8 or newer, is used rather than the pinned one.
-HAS_TORCH = "$(PYTHON)" -c "import torch; v = torch.__version__.split('.'); \
-  raise SystemExit((int(v[0]), int(v[1])) < (2, 8) or not torch.distributed.is_available())"
+# A PyTorch that the user has installed, 2.8 or newer, is used rather than the pinned one; not that of
+# an activated environment, since a new one sees the packages below it and not its own.
+HAS_TORCH = "$(PYTHON)" -c "import sys, torch; v = torch.__version__.split('.'); \
+  raise SystemExit(sys.prefix != sys.base_prefix or (int(v[0]), int(v[1])) < (2, 8) \
+  or not torch.distributed.is_available())"
 
 $(BIN)/python:
 	@"$(PYTHON)" -c 'import sys; raise SystemExit(sys.version_info < (3, 10))' || \
