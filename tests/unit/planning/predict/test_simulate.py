@@ -67,6 +67,34 @@ def test_ddp_waits_for_its_buckets() -> None:
     assert simulate(one, LINK, schedule, steps=2).step_s == pytest.approx([13, 13])
 
 
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0, 4 / 3, 2.0, 4.0, 8.0])
+def test_the_fluid_model_says_when_order_helps_and_when_fewer_bytes_do(ratio: float) -> None:
+    """docs/theory.md, "When order, when fewer bytes"; here in units of the forward pass."""
+    layers, slices = 60, 4
+    size = 64 * slices
+    names = [f"l{i}" for i in range(layers)]
+    work = StepWorkload.chain(
+        names, [1 / layers] * layers, [2 / layers] * layers, [[size]] * layers
+    )
+
+    def step_s(communication: float, with_ddp: bool = False) -> float:
+        link = AllReduceScenario(0.0, communication / (layers * size))
+        step, schedule = ddp(work, size, size) if with_ddp else (work, ONE_AT_A_TIME)
+        return simulate(step, link, schedule, steps=6).steady_s
+
+    forward, backward, communication = 1.0, 2.0, 3 * ratio
+    close = 2 * max(communication, 3.0) / layers  # a layer at each end
+    assert step_s(communication, with_ddp=True) == pytest.approx(
+        forward + max(backward, communication), abs=close
+    )
+    assert step_s(communication) == pytest.approx(
+        max(forward + backward, communication), abs=close
+    )
+    assert step_s(communication * 8.125 / 32) == pytest.approx(
+        max(forward + backward, communication * 8.125 / 32), abs=close
+    )
+
+
 def test_a_scenario_that_cannot_be_is_refused() -> None:
     # Other mistakes: tests/cpp/simulate_test.cc and simulate_split_test.cc.
     with pytest.raises(InvalidUsage, match="no ranks"):
