@@ -82,6 +82,9 @@ void bindPacking(py::module_& m) {
       "decode",
       [](const at::Tensor& messages, const at::Tensor& values, WireFormat format, int own) {
         const SliceCoding coding = codingOf({{0, values.numel(), format}}, values, {}, 1);
+        if (!messages.is_contiguous() || messages.size(1) != coding.shards[0].bytes()) {
+          throw InvalidUsage("messages of other values or formats");
+        }
         MessageEncoder sums(values, coding);
         sums.add(0, static_cast<std::byte*>(messages.mutable_data_ptr()));
         sums.decode(

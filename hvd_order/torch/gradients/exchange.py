@@ -35,7 +35,7 @@ from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, set_guard
 from hvd_order.torch.rank_check.check import RankCheck
 from hvd_order.torch.shards.model_shards import ModelShards
-from hvd_order.torch.sums.compression_report import CodedGradient
+from hvd_order.torch.sums.coding import CodedGradient
 from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.sum_use import SumUse
 from hvd_order.torch.updates import clean_room, overlap

@@ -24,6 +24,7 @@ from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients import followed_plan
+from hvd_order.torch.sums.coding import GradientCoding
 from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
@@ -94,19 +95,19 @@ class Tuning:
         settings = advised_settings(
             self._channel, self._device, self._model.size_bytes, again, may_be_split
         )
-        return settings if self._model.coding is None else self._with_codes(settings)
+        coding = self._model.coding
+        return settings if coding is None else self._with_codes(settings, coding)
 
-    def _with_codes(self, settings: SliceSettings) -> SliceSettings:
+    def _with_codes(self, settings: SliceSettings, coding: GradientCoding) -> SliceSettings:
         """Chooses which gradients travel in fewer bits, and cuts them so that slices have the
         advised size on the wire.
         """
-        host, model = self._host, self._model
-        assert model.coding is not None
-        if model.coding.chooses:
-            model.choose_coded(self._device)
-        if not model.coded:
+        model = self._model
+        if coding.chooses:
+            model.choose_coded(coding, self._device)
+        if not coding.names:
             return settings
-        if host.job.config.slice_bytes is None:
+        if self._host.job.config.slice_bytes is None:
             settings = settings.scaled(model.size_bytes / model.wire_bytes)
         return replace(settings, split=True, coded=True)
 

@@ -28,7 +28,7 @@ from hvd_order.torch.optimizer.exchange_setup import (
 )
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import sharded_dict
-from hvd_order.torch.sums.compression_report import CodedGradient
+from hvd_order.torch.sums.coding import CodedGradient
 from hvd_order.torch.updates import optimizer_class, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
 

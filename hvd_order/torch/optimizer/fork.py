@@ -28,7 +28,7 @@ from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.parameters.in_flight import CompletingGuard
-from hvd_order.torch.sums.compression_report import CodedGradient
+from hvd_order.torch.sums.coding import CodedGradient
 from hvd_order.torch.updates import optimizer_class
 from hvd_order.torch.updates.overlap import OverlapReport
 

@@ -12,7 +12,6 @@ import torch
 
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import HvdOrderError, InvalidUsage
-from hvd_order.base.link import code_choice
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.engine import registration, static_plan, timeline
@@ -21,11 +20,10 @@ from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.collectives.compression import CodedSums, Compressor
 from hvd_order.torch.devices import synchronize
-from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.sums.arrivals import Arrivals
-from hvd_order.torch.sums.compression_report import CodedGradient
+from hvd_order.torch.sums.coding import CodedGradient, GradientCoding
 from hvd_order.torch.sums.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.sums.norms import in_type
 from hvd_order.torch.sums.sum_use import SumUse
@@ -34,13 +32,6 @@ __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
 _ENQUEUED = native.Stage.ENQUEUED
-_FORWARD = 0.5  # the forward pass in units of the backward pass
-_BITS = {"int8": 8.125, "bfloat16": 16, "float16": 16}  # of an element
-_WIRE_FORMATS = {
-    "int8": native.WireFormat.INT8,
-    "bfloat16": native.WireFormat.BFLOAT16,
-    "float16": native.WireFormat.FLOAT16,
-}
 
 
 class RegisteredModel:
@@ -59,7 +50,6 @@ class RegisteredModel:
             ``step()``, and no elements.
         reads_maxima: whether the program has ever read an infinity norm there.
         coding: how gradients travel in fewer bits; None: they do not.
-        coded: the parameters whose gradients do, if the slice settings say so.
     """
 
     def __init__(
@@ -94,9 +84,7 @@ class RegisteredModel:
         self.arriving: Arrivals
         self.read_by_norm = False
         self.reads_maxima = False
-        self.coding = compression if isinstance(compression, CodedSums) else None
-        self.coded: frozenset[str] = frozenset()
-        self._encodes = self._codes_all
+        self.coding = GradientCoding(compression) if isinstance(compression, CodedSums) else None
         self._split = self._encodes
         self._with_maxima = False  # where all-reduces are split, and maxima fit
         self._by_need = False  # halves do not wait for what norms need
@@ -142,111 +130,43 @@ class RegisteredModel:
         self.raise_use_flags()
 
     def _prepare_codes(self) -> None:
-        """Takes all gradients that can travel in fewer bits, unless they are chosen later.
-
-        Raises:
-            InvalidUsage: sums cannot be encoded.
-        """
+        """Raises InvalidUsage if sums are to be encoded and cannot."""
         if self.coding is None:
             return
-        obstacle = self._obstacle() or self._lacks_kernels()
+        obstacle = self._obstacle() or self.coding.why_impossible(self._buffers)
         if obstacle is not None:
             raise InvalidUsage(
                 f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or "
                 "none"
             )
-        codable = frozenset(entry.name for entry in self.entries if self._can_be_coded(entry))
-        self.coded = self.coded & codable if self.coding.chooses else codable
+        self.coding.prepare(self.entries)
 
-    def _lacks_kernels(self) -> str | None:
-        for type_ in {device.type for device in self._buffers.devices} - {"cpu"}:
-            use_kernels(type_)
-            if not native.has_kernels(type_):
-                return f"hvd_order has no kernels for {type_} here (hvd-order doctor says why)"
-        return None
-
-    def _can_be_coded(self, entry: ParameterEntry) -> bool:
-        assert self.coding is not None
-        return self.coding.encodes(entry.name, entry.parameter, entry.wire.dtype)
-
-    @property
-    def _codes_all(self) -> bool:
-        """Whether all gradients travel in fewer bits that can, whatever it gains."""
-        return self.coding is not None and not self.coding.chooses
-
-    def choose_coded(self, device: torch.device) -> None:
+    def choose_coded(self, coding: GradientCoding, device: torch.device) -> None:
         """Chooses the gradients that travel in fewer bits from rank 0's times of the last step.
 
         Collective, in the engine's turn. Nothing may be in flight.
         """
-        mine = sorted(self._what_to_code(self._host.link(device)))
-        self.coded = frozenset(self._channel.gather("what to encode", mine)[0])
-
-    def _what_to_code(self, link: LinkModel) -> frozenset[str]:
-        """The parameters whose gradients must travel in fewer bits for the link to keep pace.
-
-        The backward pass does not wait for the link, so its times do not hang on what travels now.
-        """
-        assert self.coding is not None
         self._take_ready_times()
-        placed = [entry for entry in self.entries if entry.ready_s > 0]
-        if not placed:
-            return frozenset()
-        last_s = max(entry.ready_s for entry in placed)
-        backward_s = last_s - min(entry.ready_s for entry in placed)
-        compute_s = backward_s * (1 + _FORWARD)
-        gradients = []
-        for entry in placed:
-            values = self._buffers.sum_of(entry)
-            wire_s = values.nbytes * link.seconds_per_byte
-            error = self._error_of(values)
-            # What the backward pass does behind a gradient, the forward pass does before its use.
-            after_s = last_s - entry.ready_s
-            coded_s = None
-            if self._can_be_coded(entry):
-                coded_s = values.numel() * _BITS[self.coding.format] / 8 * link.seconds_per_byte
-            gradients.append(
-                code_choice.TimedGradient(
-                    compute_s - after_s * (1 + _FORWARD), wire_s, coded_s,
-                    error if math.isfinite(error) and error > 0 else 1.0,
-                )
-            )  # fmt: skip
-        return frozenset(
-            placed[place].name for place in code_choice.choose_coded(compute_s, gradients)
-        )
+        mine = coding.choice(self.entries, self._buffers, self._host.link(device))
+        coding.names = frozenset(self._channel.gather("what to encode", mine)[0])
+
+    def _choose_without_trials(self, device: torch.device) -> None:
+        if self.coding is not None and self.coding.chooses:
+            self.choose_coded(self.coding, device)
+            self.coding.active = bool(self.coding.names)
+
+    @property
+    def _encodes(self) -> bool:
+        return self.coding is not None and self.coding.active
 
     def compression_report(self) -> list[CodedGradient]:
         """What travels in fewer bits; nothing may be in flight."""
-        report = []
-        for entry in self.entries if self._encodes else ():
-            if entry.name in self.coded and self.coding is not None:
-                assert entry.residual is not None
-                values = self._buffers.sum_of(entry)
-                coded = int(values.numel() * _BITS[self.coding.format] / 8)
-                report.append(
-                    CodedGradient(
-                        entry.name, self.coding.format, values.nbytes - coded,
-                        self._error_of(values), entry.residual.norm().item(),
-                    )
-                )  # fmt: skip
-        return report
-
-    def _error_of(self, values: torch.Tensor) -> float:
-        """What codes of the last sum lack, relative to it; NaN if there is none."""
-        assert self.coding is not None
-        lacks = torch.zeros_like(values, dtype=torch.float32)
-        native.encode(values, _WIRE_FORMATS[self.coding.format], lacks)
-        return float(lacks.norm() / values.float().norm())
+        return [] if self.coding is None else self.coding.report(self.entries, self._buffers)
 
     @property
     def wire_bytes(self) -> int:
-        """Size of all gradients on the wire, if those that are chosen travel in fewer bits."""
-        return sum(
-            int(entry.wire.numel() * _BITS[self.coding.format] / 8)
-            if self.coding is not None and entry.name in self.coded
-            else entry.wire.nbytes
-            for entry in self.entries
-        )
+        """Size of all gradients on the wire, with those in fewer bits that were chosen for it."""
+        return self.size_bytes if self.coding is None else self.coding.wire_bytes(self.entries)
 
     def retune(self, settings: SliceSettings, issue_order: Sequence[str] | None = None) -> None:
         """Cuts the same gradients into other slices. Collective, in the engine's turn. Nothing may
@@ -259,7 +179,8 @@ class RegisteredModel:
         self._agree_on_maxima(self.reads_maxima)
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
-        self._encodes = settings.coded or self._codes_all
+        if self.coding is not None:
+            self.coding.active = settings.coded or not self.coding.chooses
         self._recut(settings, settings.split, issue_order)
 
     def use_advised_settings(self, device: torch.device) -> None:
@@ -273,9 +194,7 @@ class RegisteredModel:
             self._end_registration()
             host.tuning_begun = host.tuning_ended = True
             settings = advised_settings(self._channel, device, self.size_bytes, split=True)
-            if self.coding is not None and self.coding.chooses:
-                self.choose_coded(device)
-                self._encodes = bool(self.coded)
+            self._choose_without_trials(device)
             host.retune(settings, self._model)
 
     def split_if_of_use(self, deferrable: bool) -> None:
@@ -289,9 +208,8 @@ class RegisteredModel:
             deferrable: updates may wait for their readers.
         """
         host = self._host
-        if self.coding is not None and self.coding.chooses and host.known_link is not None:
-            self.choose_coded(self.entries[0].wire.device)
-            self._encodes = bool(self.coded)
+        if host.known_link is not None:
+            self._choose_without_trials(self.entries[0].wire.device)
         settings = host.slice_settings
         wanted = (
             deferrable and settings.cross_iteration and bool(host.has_halves) and self.may_be_split
@@ -426,12 +344,8 @@ class RegisteredModel:
         buffers, layout = self._buffers.registered, self._buffers.layout
         groups = self.use.update_groups(self.entries)
         self._host.add_model(self._model, layout, buffers, plan, groups)
-        if self._encodes:
-            assert self.coding is not None
-            self._buffers.encode(self.entries, _WIRE_FORMATS[self.coding.format], self.coded)
-            self._host.transport.set_formats(
-                self._model, self._buffers.formats, self._buffers.residuals
-            )
+        if self.coding is not None:
+            self.coding.set_up(self.entries, self._buffers, self._host.transport, self._model)
         self.gradients = self.arriving = Arrivals(self._host, self._model, 0)
         if self.use.in_halves:
             self.parameters = Arrivals(self._host, self._model, layout.parameter_of(0))

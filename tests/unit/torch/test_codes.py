@@ -7,6 +7,7 @@ import torch
 from helpers.oracles.coded_sums import encoded
 
 from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
 
 INT8, BF16, FP16 = native.WireFormat.INT8, native.WireFormat.BFLOAT16, native.WireFormat.FLOAT16
 COUNTS = [1, 255, 256, 257, 5000]
@@ -142,3 +143,7 @@ def test_doubles_travel_as_they_are() -> None:
     values = torch.randn(300, dtype=torch.float64)
     message = native.encode(values, native.WireFormat.EXACT)
     assert torch.equal(decoded(message, values, native.WireFormat.EXACT), values)
+    with pytest.raises(InvalidUsage, match="more than 32 bits"):
+        native.encode(values, INT8)
+    with pytest.raises(InvalidUsage, match="messages of other values"):
+        native.decode(message.view(1, -1), values[:200], native.WireFormat.EXACT)

@@ -18,7 +18,7 @@ BESIDE = {
     "hvd_order/torch/gradients/tuning.py",
     "hvd_order/torch/gradients/warm_up.py",
     "hvd_order/torch/sums/gradient_buffers.py",
-    "hvd_order/torch/sums/compression_report.py",
+    "hvd_order/torch/sums/coding.py",
     "hvd_order/torch/sums/norms.py",
     "hvd_order/torch/sums/shard_sums.py",
 }

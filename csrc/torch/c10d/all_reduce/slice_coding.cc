@@ -56,6 +56,9 @@ MessageLayout::MessageLayout(
     : elementBytes_(elementBytes) {
   const std::int64_t end = shard.begin + shard.length;
   for (const CodedRange& range : ranges) {
+    if (elementBytes > 4 && range.format != WireFormat::kExact) {
+      throw InvalidUsage("elements of more than 32 bits travel as they are");
+    }
     const std::int64_t from = std::max(range.begin, shard.begin);
     const std::int64_t count = std::min(range.begin + range.count, end) - from;
     if (count > 0) {

@@ -22,6 +22,7 @@ struct CodedRange {
 class MessageLayout final {
  public:
   /// @param ranges of the slice, in order.
+  /// @throws InvalidUsage for elements that have no codes.
   MessageLayout(const std::vector<CodedRange>& ranges, Shard shard, std::int64_t elementBytes);
 
   /// Length of the message, a multiple of 16.

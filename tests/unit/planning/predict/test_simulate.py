@@ -87,9 +87,7 @@ def test_the_fluid_model_says_when_order_helps_and_when_fewer_bytes_do(ratio: fl
     assert step_s(communication, with_ddp=True) == pytest.approx(
         forward + max(backward, communication), abs=close
     )
-    assert step_s(communication) == pytest.approx(
-        max(forward + backward, communication), abs=close
-    )
+    assert step_s(communication) == pytest.approx(max(forward + backward, communication), abs=close)
     assert step_s(communication * 8.125 / 32) == pytest.approx(
         max(forward + backward, communication * 8.125 / 32), abs=close
     )
