@@ -21,7 +21,8 @@ const KernelTable* kernelsOf(c10::DeviceType type);
 void* handleOf(const c10::Stream& stream);
 
 /// Calls launch(table, stream) on the current stream of a device.
-/// @throws InvalidUsage if there are no kernels for it, DeviceFailed if `launch` returns an error in
+/// @throws InvalidUsage if there are no kernels for it, DeviceFailed if `launch` returns an error
+/// in
 ///   words.
 template <typename Launch>
 void launchOn(const c10::Device& device, const Launch& launch) {
