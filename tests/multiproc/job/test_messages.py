@@ -21,8 +21,9 @@ from hvd_order.engine.job.messages import MessageStar
 from hvd_order.engine.requests.queues import negotiation
 
 SIZE = 7
+FAR = (5, 6)
 COUNT = 40
-LONG = 200_000  # characters: 400 frames
+LONG = 4_000_000  # characters: eight thousand frames
 PATIENCE_S = 20.0
 
 
@@ -30,17 +31,13 @@ PATIENCE_S = 20.0
 def test_messages_arrive_in_order_whatever_their_length() -> None:
     job = current()
     group = job.new_group("test_messages", "gloo", traffic="messages")
-    hvd.barrier()  # starts the threads of collectives
     before = threading.active_count()
     star = MessageStar(group, job.rank, job.size)
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     star.start(lambda peer, m: inbox.put((peer, m)), lambda peer, e: inbox.put((peer, e)))
     peers = range(1, job.size) if job.rank == 0 else range(1)
     lengths = [(7 * i * i) % 3001 for i in range(COUNT)]  # of one frame, and of several
-    lengths.append(LONG)
     for i, length in enumerate(lengths):
-        if length == LONG:
-            hvd.barrier()  # all begin at once, and frames of far peers come between one another
         for peer in peers:
             star.send(peer, ["test", i, "x" * length])
     expected: list[Any] = [["test", i, "x" * length] for i, length in enumerate(lengths)]
@@ -57,6 +54,31 @@ def test_messages_arrive_in_order_whatever_their_length() -> None:
     # A message to a rank that has stopped receiving keeps Gloo's event loop busy until the end of
     # the group.
     job.drop_group(group)
+
+
+def body_sends_at_once() -> dict[int, int]:
+    """The far peers send a long message each; returns how often rank 0 received each, as sent."""
+    job = current()
+    group = job.new_group("test_messages", "gloo", traffic="messages")
+    star = MessageStar(group, job.rank, job.size)
+    inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    star.start(lambda peer, m: inbox.put((peer, m)), lambda peer, e: inbox.put((peer, e)))
+    hvd.barrier()
+    received = dict.fromkeys(FAR, 0)
+    if job.rank in FAR:
+        star.send(0, ["test", job.rank, str(job.rank) * LONG])
+    elif job.rank == 0:
+        for _ in FAR:
+            peer, message = inbox.get(timeout=PATIENCE_S)
+            received[peer] += message == ["test", peer, str(peer) * LONG]
+    hvd.barrier()
+    star.close()
+    job.drop_group(group)
+    return received
+
+
+def test_frames_of_far_peers_that_come_between_one_another(ranks: RankFactory) -> None:
+    assert ranks(SIZE).run(body_sends_at_once)[0] == dict.fromkeys(FAR, 1)
 
 
 # ---- what is no message -----------------------------------------------------------------------
