@@ -104,7 +104,7 @@ class Tuning:
         """
         model = self._model
         if coding.chooses:
-            model.choose_coded(coding, self._device)
+            model.choose_coded(coding, self._host.link(self._device))
         if not coding.names:
             return settings
         if self._host.job.config.slice_bytes is None:

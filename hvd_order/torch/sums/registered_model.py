@@ -134,25 +134,26 @@ class RegisteredModel:
         if self.coding is None:
             return
         obstacle = self._obstacle() or self.coding.why_impossible(self._buffers)
-        if obstacle is not None:
+        if obstacle is not None and self.entries:  # all gradients may be sparse
             raise InvalidUsage(
                 f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or "
                 "none"
             )
         self.coding.prepare(self.entries)
 
-    def choose_coded(self, coding: GradientCoding, device: torch.device) -> None:
+    def choose_coded(self, coding: GradientCoding, link: LinkModel) -> None:
         """Chooses the gradients that travel in fewer bits from rank 0's times of the last step.
 
         Collective, in the engine's turn. Nothing may be in flight.
         """
         self._take_ready_times()
-        mine = coding.choice(self.entries, self._buffers, self._host.link(device))
+        mine = coding.choice(self.entries, self._buffers, link)
         coding.names = frozenset(self._channel.gather("what to encode", mine)[0])
 
-    def _choose_without_trials(self, device: torch.device) -> None:
-        if self.coding is not None and self.coding.chooses:
-            self.choose_coded(self.coding, device)
+    def _choose_without_trials(self) -> None:
+        link = self._host.known_link
+        if self.coding is not None and self.coding.chooses and link is not None:
+            self.choose_coded(self.coding, link)
             self.coding.active = bool(self.coding.names)
 
     @property
@@ -194,7 +195,7 @@ class RegisteredModel:
             self._end_registration()
             host.tuning_begun = host.tuning_ended = True
             settings = advised_settings(self._channel, device, self.size_bytes, split=True)
-            self._choose_without_trials(device)
+            self._choose_without_trials()
             host.retune(settings, self._model)
 
     def split_if_of_use(self, deferrable: bool) -> None:
@@ -208,13 +209,13 @@ class RegisteredModel:
             deferrable: updates may wait for their readers.
         """
         host = self._host
-        if host.known_link is not None:
-            self._choose_without_trials(self.entries[0].wire.device)
+        self._choose_without_trials()
         settings = host.slice_settings
         wanted = (
             deferrable and settings.cross_iteration and bool(host.has_halves) and self.may_be_split
         )
-        if self._encodes or all(self._channel.gather("whether to split", wanted)):
+        encodes = self._encodes and self._buffers.can_be_split
+        if encodes or all(self._channel.gather("whether to split", wanted)):
             self._end_registration()
             self._agree_on_maxima(self.reads_maxima)
             self._recut(settings, split=True)
@@ -222,7 +223,7 @@ class RegisteredModel:
     def _recut(
         self, settings: SliceSettings, split: bool, issue_order: Sequence[str] | None = None
     ) -> None:
-        self._split = split = split or self._encodes
+        self._split = split = split or (self._encodes and self._buffers.can_be_split)
         self._buffers.recut(
             settings.slice_bytes, settings.small_front, split, self._maxima_ranks, self._by_need
         )

@@ -351,3 +351,18 @@ def test_the_report_says_what_is_saved_and_lost(two_ranks: RankPool) -> None:
         assert coded.saved_bytes == 4 * 2560 - 2560 - 4 * 10
         assert 0 < coded.relative_error < 0.01
         assert coded.residual_norm > 0
+
+
+@on_ranks(2)
+def test_models_whose_gradients_are_all_sparse_have_nothing_to_encode() -> None:
+    for compression in (hvd.Compression.int8, hvd.Compression.auto):
+        table = nn.Embedding(10, 4, sparse=True)
+        with torch.no_grad():
+            table.weight.zero_()
+        optimizer = wrapped(list(table.parameters()), compression=compression)
+        for _ in range(4):
+            optimizer.zero_grad()
+            table(torch.tensor([hvd.rank()])).sum().backward()
+            optimizer.step()
+        assert table.weight[:2].tolist() == [[-2.0] * 4] * 2
+        assert optimizer.compression_report() == []
