@@ -195,7 +195,12 @@ def ddp_bf16(work: Workload) -> Trainer:
     """DistributedDataParallel with torch's hook that sends gradients as bfloat16."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    return ddp(work, hook=lambda p: p.register_comm_hook(None, default_hooks.bf16_compress_hook))
+    # DDP refuses the hook by its name where NCCL does not sum; Gloo can.
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    hook.__annotations__ = {}
+    return ddp(work, hook=lambda parallel: parallel.register_comm_hook(None, hook))
 
 
 def ddp_powersgd(work: Workload, rank: int = 2) -> Trainer:
