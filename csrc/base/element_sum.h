@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 
-namespace hvd_order {
+#include "base/element_type.h"
 
-enum class ElementType : std::uint8_t { kFloat32, kFloat64, kFloat16, kBfloat16 };
+namespace hvd_order {
 
 [[nodiscard]] std::size_t sizeOf(ElementType type);
 

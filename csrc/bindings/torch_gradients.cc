@@ -71,9 +71,9 @@ void bindPacking(py::module_& m) {
             codingOf({{0, values.numel(), format}}, values, residual.value_or(at::Tensor()), 1);
         const at::Tensor message =
             at::empty({coding.shards[0].bytes()}, values.options().dtype(at::kByte));
-        MessageEncoder encoder(values, coding);
-        encoder.add(0, static_cast<std::byte*>(message.mutable_data_ptr()));
-        encoder.encode(writesBack);
+        SliceCoder coder(values, coding);
+        coder.add(0, static_cast<std::byte*>(message.mutable_data_ptr()));
+        coder.encode(writesBack);
         return message;
       },
       py::arg("values"), py::arg("format"), py::arg("residual") = std::nullopt,
@@ -85,9 +85,9 @@ void bindPacking(py::module_& m) {
         if (!messages.is_contiguous() || messages.size(1) != coding.shards[0].bytes()) {
           throw InvalidUsage("messages of other values or formats");
         }
-        MessageEncoder sums(values, coding);
-        sums.add(0, static_cast<std::byte*>(messages.mutable_data_ptr()));
-        sums.decode(
+        SliceCoder coder(values, coding);
+        coder.add(0, static_cast<std::byte*>(messages.mutable_data_ptr()));
+        coder.decode(
             {static_cast<std::int32_t>(messages.size(0)) + (own >= 0 ? 1 : 0), own,
              coding.shards[0].bytes()});
       },

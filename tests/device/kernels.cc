@@ -31,8 +31,8 @@ const char* enqueue(const Array* arrays, std::size_t count, void* stream, Functi
 const char* pack(
     const KernelArray* arrays,
     std::size_t count,
-    Format from,
-    Format to,
+    ElementType from,
+    ElementType to,
     float scale,
     void* stream) {
   return enqueue(arrays, count, stream, [=](const KernelArray& array) {
@@ -43,7 +43,7 @@ const char* pack(
 const char* unpack(
     const KernelArray* arrays,
     std::size_t count,
-    Format from,
+    ElementType from,
     float scale,
     double* squares,
     void* stream) {
@@ -55,14 +55,22 @@ const char* unpack(
   });
 }
 
-const char*
-encode(const CodedRun* runs, std::size_t count, Format element, bool writesBack, void* stream) {
+const char* encode(
+    const CodedRun* runs,
+    std::size_t count,
+    ElementType element,
+    bool writesBack,
+    void* stream) {
   return enqueue(
       runs, count, stream, [=](const CodedRun& run) { encodeOnHost(run, element, writesBack); });
 }
 
-const char*
-decode(const CodedRun* runs, std::size_t count, Format element, Senders senders, void* stream) {
+const char* decode(
+    const CodedRun* runs,
+    std::size_t count,
+    ElementType element,
+    Senders senders,
+    void* stream) {
   return enqueue(
       runs, count, stream, [=](const CodedRun& run) { decodeOnHost(run, element, senders); });
 }

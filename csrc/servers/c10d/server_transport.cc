@@ -10,7 +10,7 @@
 #include "base/scope_exit.h"
 #include "servers/c10d/tensor_payload.h"
 #include "servers/wire/recording.h"
-#include "torch/c10d/element_type.h"
+#include "torch/packing/element_type.h"
 
 // The worker's side of parameter servers: one lock, the frames that come, and failures.
 //

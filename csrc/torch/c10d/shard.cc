@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "base/element_sum.h"
-#include "torch/c10d/element_type.h"
+#include "torch/packing/element_type.h"
 
 namespace hvd_order {
 

@@ -229,22 +229,26 @@ const char* inTables(const CodedRun* runs, std::size_t count, const Launch& laun
 
 /// Calls launch(Element{}) with the format of elements.
 template <typename Launch>
-const char* withElement(Format element, const Launch& launch) {
+const char* withElement(ElementType element, const Launch& launch) {
   switch (element) {
-    case Format::kFloat32:
+    case ElementType::kFloat32:
       return launch(Float32{});
-    case Format::kBfloat16:
+    case ElementType::kBfloat16:
       return launch(Bfloat16{});
-    case Format::kFloat16:
+    case ElementType::kFloat16:
       return launch(Float16{});
-    case Format::kFloat64:
+    case ElementType::kFloat64:
       return launch(Plain<double>{});
   }
   return "no kernel for these elements";
 }
 
-inline const char*
-encode(const CodedRun* runs, std::size_t count, Format element, bool writesBack, void* stream) {
+inline const char* encode(
+    const CodedRun* runs,
+    std::size_t count,
+    ElementType element,
+    bool writesBack,
+    void* stream) {
   return withElement(element, [&](auto format) {
     using Element = decltype(format);
     return inTables(runs, count, [&](const auto& table, unsigned threadBlocks) {
@@ -258,8 +262,12 @@ encode(const CodedRun* runs, std::size_t count, Format element, bool writesBack,
   });
 }
 
-inline const char*
-decode(const CodedRun* runs, std::size_t count, Format element, Senders senders, void* stream) {
+inline const char* decode(
+    const CodedRun* runs,
+    std::size_t count,
+    ElementType element,
+    Senders senders,
+    void* stream) {
   return withElement(element, [&](auto format) {
     using Element = decltype(format);
     return inTables(runs, count, [&](const auto& table, unsigned threadBlocks) {

@@ -137,14 +137,18 @@ void encodeNarrow(const CodedRun& run) {
   });
 }
 
+template <typename Element>
+void encodeExact(const CodedRun& run) {
+  std::memcpy(
+      run.codes, run.values,
+      static_cast<std::size_t>(run.count) * sizeof(typename Element::Stored));
+}
+
 template <typename Element, bool kWritesBack>
 void encodeAs(const CodedRun& run) {
   switch (run.format) {
     case WireFormat::kExact:
-      std::memcpy(
-          run.codes, run.values,
-          static_cast<std::size_t>(run.count) * sizeof(typename Element::Stored));
-      return;
+      return encodeExact<Element>(run);
     case WireFormat::kInt8:
       return encodeInt8<Element, kWritesBack>(run);
     case WireFormat::kBfloat16:
@@ -152,10 +156,6 @@ void encodeAs(const CodedRun& run) {
     case WireFormat::kFloat16:
       return encodeNarrow<Element, Float16, kWritesBack>(run);
   }
-}
-
-void encodeDoubles(const CodedRun& run) {
-  std::memcpy(run.codes, run.values, static_cast<std::size_t>(run.count) * sizeof(double));
 }
 
 template <typename Element, typename Wire, bool kFirst>
@@ -250,28 +250,28 @@ void decodeAs(const CodedRun& run, Senders senders) {
 
 } // namespace
 
-void encodeOnHost(const CodedRun& run, Format element, bool writesBack) {
+void encodeOnHost(const CodedRun& run, ElementType element, bool writesBack) {
   switch (element) {
-    case Format::kFloat32:
+    case ElementType::kFloat32:
       return writesBack ? encodeAs<Float32, true>(run) : encodeAs<Float32, false>(run);
-    case Format::kBfloat16:
+    case ElementType::kBfloat16:
       return writesBack ? encodeAs<Bfloat16, true>(run) : encodeAs<Bfloat16, false>(run);
-    case Format::kFloat16:
+    case ElementType::kFloat16:
       return writesBack ? encodeAs<Float16, true>(run) : encodeAs<Float16, false>(run);
-    case Format::kFloat64:
-      return encodeDoubles(run);
+    case ElementType::kFloat64:
+      return encodeExact<Plain<double>>(run);
   }
 }
 
-void decodeOnHost(const CodedRun& run, Format element, Senders senders) {
+void decodeOnHost(const CodedRun& run, ElementType element, Senders senders) {
   switch (element) {
-    case Format::kFloat32:
+    case ElementType::kFloat32:
       return decodeAs<Float32>(run, senders);
-    case Format::kBfloat16:
+    case ElementType::kBfloat16:
       return decodeAs<Bfloat16>(run, senders);
-    case Format::kFloat16:
+    case ElementType::kFloat16:
       return decodeAs<Float16>(run, senders);
-    case Format::kFloat64:
+    case ElementType::kFloat64:
       return decodeAs<Plain<double>>(run, senders);
   }
 }

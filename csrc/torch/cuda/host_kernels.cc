@@ -40,17 +40,17 @@ bool packOnHost(
     const KernelArray& array,
     std::int64_t begin,
     std::int64_t end,
-    Format from,
-    Format to,
+    ElementType from,
+    ElementType to,
     float scale) {
-  if (from == Format::kFloat32 && to == Format::kFloat32) {
+  if (from == ElementType::kFloat32 && to == ElementType::kFloat32) {
     scaleAll<Float32, Float32>(array, begin, end, scale);
-  } else if (from == Format::kFloat32) {
-    (to == Format::kBfloat16 ? scaleAll<Float32, Bfloat16>
-                             : scaleAll<Float32, Float16>)(array, begin, end, scale);
+  } else if (from == ElementType::kFloat32) {
+    (to == ElementType::kBfloat16 ? scaleAll<Float32, Bfloat16>
+                                  : scaleAll<Float32, Float16>)(array, begin, end, scale);
   } else if (from == to) {
-    (to == Format::kBfloat16 ? scaleAll<Bfloat16, Bfloat16>
-                             : scaleAll<Float16, Float16>)(array, begin, end, scale);
+    (to == ElementType::kBfloat16 ? scaleAll<Bfloat16, Bfloat16>
+                                  : scaleAll<Float16, Float16>)(array, begin, end, scale);
   } else {
     return false;
   }
@@ -60,13 +60,13 @@ bool packOnHost(
 void unpackOnHost(
     const KernelArray& array,
     std::int64_t chunk,
-    Format from,
+    ElementType from,
     float scale,
     double* square) {
   const std::int64_t begin = chunk * kChunkElements;
   const std::int64_t end = std::min(begin + kChunkElements, array.count);
-  (from == Format::kBfloat16 ? scaleAll<Bfloat16, Float32>
-                             : scaleAll<Float16, Float32>)(array, begin, end, scale);
+  (from == ElementType::kBfloat16 ? scaleAll<Bfloat16, Float32>
+                                  : scaleAll<Float16, Float32>)(array, begin, end, scale);
   if (square != nullptr) {
     *square = sumOfSquares(static_cast<const float*>(array.to) + begin, end - begin);
   }

@@ -12,8 +12,8 @@ bool packOnHost(
     const KernelArray& array,
     std::int64_t begin,
     std::int64_t end,
-    Format from,
-    Format to,
+    ElementType from,
+    ElementType to,
     float scale);
 
 /// `KernelTable::unpack` for one chunk of one array. @param square null, or where its sum of
@@ -21,7 +21,7 @@ bool packOnHost(
 void unpackOnHost(
     const KernelArray& array,
     std::int64_t chunk,
-    Format from,
+    ElementType from,
     float scale,
     double* square);
 

@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/element_type.h"
+
 // What a device's kernels are to their callers: plain functions of addresses. The kernels of CUDA
 // are a library of their own (hvd_order/_native/_cuda), which needs no PyTorch; _torch needs no
 // CUDA.
 namespace hvd_order {
-
-enum class Format : std::int32_t { kFloat32, kBfloat16, kFloat16, kFloat64 };
 
 /// How the elements of a run travel.
 enum class WireFormat : std::uint8_t {
@@ -61,8 +61,8 @@ struct KernelTable {
   const char* (*pack)(
       const KernelArray* arrays,
       std::size_t count,
-      Format from,
-      Format to,
+      ElementType from,
+      ElementType to,
       float scale,
       void* stream);
   /// Enqueues to = scale * float32(from) for all arrays; `from` has 16 bits, `to` is float32.
@@ -72,7 +72,7 @@ struct KernelTable {
   const char* (*unpack)(
       const KernelArray* arrays,
       std::size_t count,
-      Format from,
+      ElementType from,
       float scale,
       double* squares,
       void* stream);
@@ -83,7 +83,7 @@ struct KernelTable {
   const char* (*encode)(
       const CodedRun* runs,
       std::size_t count,
-      Format element,
+      ElementType element,
       bool writesBack,
       void* stream);
   /// Enqueues, for all runs: values = the sum of the senders' messages, decoded, in their order, in
@@ -92,7 +92,7 @@ struct KernelTable {
   const char* (*decode)(
       const CodedRun* runs,
       std::size_t count,
-      Format element,
+      ElementType element,
       Senders senders,
       void* stream);
 };

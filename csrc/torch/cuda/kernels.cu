@@ -241,22 +241,22 @@ const char* launchUnpack(
 const char* pack(
     const KernelArray* arrays,
     std::size_t count,
-    Format from,
-    Format to,
+    ElementType from,
+    ElementType to,
     float scale,
     void* stream) {
   const auto run = [&](auto* launch) {
     return launch(arrays, count, scale, static_cast<cudaStream_t>(stream));
   };
-  if (from == Format::kFloat32) {
+  if (from == ElementType::kFloat32) {
     switch (to) {
-      case Format::kFloat32:
+      case ElementType::kFloat32:
         return run(&launchPack<Float32, Float32>);
-      case Format::kBfloat16:
+      case ElementType::kBfloat16:
         return run(&launchPack<Float32, Bfloat16>);
-      case Format::kFloat16:
+      case ElementType::kFloat16:
         return run(&launchPack<Float32, Float16>);
-      case Format::kFloat64:
+      case ElementType::kFloat64:
         break;
     }
   }
@@ -264,17 +264,19 @@ const char* pack(
     return "no kernel for these formats";
   }
   return run(
-      to == Format::kBfloat16 ? &launchPack<Bfloat16, Bfloat16> : &launchPack<Float16, Float16>);
+      to == ElementType::kBfloat16 ? &launchPack<Bfloat16, Bfloat16>
+                                   : &launchPack<Float16, Float16>);
 }
 
 const char* unpack(
     const KernelArray* arrays,
     std::size_t count,
-    Format from,
+    ElementType from,
     float scale,
     double* squares,
     void* stream) {
-  const auto launch = from == Format::kBfloat16 ? &launchUnpack<Bfloat16> : &launchUnpack<Float16>;
+  const auto launch =
+      from == ElementType::kBfloat16 ? &launchUnpack<Bfloat16> : &launchUnpack<Float16>;
   return launch(arrays, count, scale, squares, static_cast<cudaStream_t>(stream));
 }
 

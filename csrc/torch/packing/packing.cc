@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "torch/cuda/host_kernels.h"
 #include "torch/packing/device_kernels.h"
+#include "torch/packing/element_type.h"
 
 // Gradients into buffers and sums out of them: one pass over memory each, wherever a kernel exists.
 //
@@ -36,14 +37,13 @@ namespace {
 // 256 KiB of float32, which a GPU of 4 TB/s copies in a tenth of the time of a launch.
 constexpr std::int64_t kMostElementsTogether = 65536;
 
-std::optional<Format> formatOf(const at::Tensor& tensor) {
+/// The type of elements that kernels pack and unpack.
+std::optional<ElementType> formatOf(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat:
-      return Format::kFloat32;
     case at::kBFloat16:
-      return Format::kBfloat16;
     case at::kHalf:
-      return Format::kFloat16;
+      return elementTypeOf(tensor);
     default:
       return std::nullopt;
   }
@@ -52,8 +52,8 @@ std::optional<Format> formatOf(const at::Tensor& tensor) {
 /// What the arrays of one launch have in common.
 struct PackLaunch {
   c10::Device device = at::kCPU;
-  Format from = Format::kFloat32;
-  Format to = Format::kFloat32;
+  ElementType from = ElementType::kFloat32;
+  ElementType to = ElementType::kFloat32;
   double scale = 1.0;
 
   bool operator==(const PackLaunch&) const = default;
@@ -68,7 +68,7 @@ std::optional<PackLaunch> kernelFor(const Packing& packing) {
   const auto from = formatOf(packing.from);
   const auto to = formatOf(packing.to);
   const c10::Device device = packing.to.device();
-  const bool exists = from && to && (from == to || from == Format::kFloat32) &&
+  const bool exists = from && to && (from == to || from == ElementType::kFloat32) &&
       (device.is_cpu() || kernelsOf(device.type()) != nullptr);
   if (!exists || !sameOrder(packing.from, packing.to)) {
     return std::nullopt;
@@ -104,14 +104,14 @@ void runOperators(const Packing& packing) {
 bool hasUnpackKernel(const Unpacking& unpacking) {
   const auto from = formatOf(unpacking.from);
   const c10::Device device = unpacking.to.device();
-  return from && from != Format::kFloat32 && unpacking.to.scalar_type() == at::kFloat &&
+  return from && from != ElementType::kFloat32 && unpacking.to.scalar_type() == at::kFloat &&
       sameOrder(unpacking.from, unpacking.to) &&
       (device.is_cpu() || kernelsOf(device.type()) != nullptr);
 }
 
 struct UnpackLaunch {
   c10::Device device;
-  Format from;
+  ElementType from;
   std::vector<std::size_t> places; // in the list of the caller
   std::vector<KernelArray> arrays;
   std::vector<std::int64_t> chunks; // of each array

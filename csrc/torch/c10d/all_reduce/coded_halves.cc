@@ -1,7 +1,5 @@
 #include "torch/c10d/all_reduce/coded_halves.h"
 
-#include <cstring>
-
 // A split all-reduce whose parts are encoded (cuda/codes.h): all-to-all of messages, a sum on each
 // shard's owner, and an all-to-all of one message each.
 //
@@ -20,25 +18,37 @@ namespace hvd_order {
 
 namespace {
 
-using Lengths = std::vector<std::int64_t>;
-
-/// Lengths of the messages to, or from, the other ranks; none for `own`.
-Lengths lengthsOf(const SliceCoding& coding, int own) {
-  Lengths lengths;
-  for (const MessageLayout& shard : coding.shards) {
-    lengths.push_back(shard.bytes());
+/// What one half of a slice sends and receives: a message for, or from, each other rank.
+struct Exchange {
+  Exchange(c10d::Backend& backend, const SliceCoding& coding)
+      : size(backend.getSize()),
+        rank(backend.getRank()),
+        own(static_cast<std::size_t>(rank)),
+        mine(coding.shards.at(own).bytes()),
+        ofOwn(coding.shards.size(), mine) {
+    for (const MessageLayout& shard : coding.shards) {
+      ofOthers.push_back(shard.bytes());
+      all += shard.bytes();
+    }
+    ofOthers[own] = 0;
+    ofOwn[own] = 0;
   }
-  lengths.at(static_cast<std::size_t>(own)) = 0;
-  return lengths;
-}
-
-std::int64_t total(const Lengths& lengths) {
-  std::int64_t sum = 0;
-  for (const std::int64_t length : lengths) {
-    sum += length;
+  /// Bytes of messages that carry the other ranks' shards, and of those that carry this rank's.
+  [[nodiscard]] std::int64_t othersBytes() const {
+    return all - mine;
   }
-  return sum;
-}
+  [[nodiscard]] std::int64_t ownBytes() const {
+    return mine * (size - 1);
+  }
+
+  int size;
+  int rank;
+  std::size_t own;
+  std::int64_t mine; ///< length of a message that carries this rank's shard
+  std::int64_t all = 0;
+  std::vector<std::int64_t> ofOthers; ///< by rank; back ends may take the lengths away
+  std::vector<std::int64_t> ofOwn;
+};
 
 at::TensorOptions bytesOn(const at::Tensor& slice) {
   return at::TensorOptions().dtype(at::kByte).device(slice.device());
@@ -48,6 +58,33 @@ std::byte* startOf(const at::Tensor& messages) {
   return static_cast<std::byte*>(messages.mutable_data_ptr());
 }
 
+/// A coder of the shards of all other ranks, whose messages lie one behind the other.
+SliceCoder othersIn(
+    const at::Tensor& messages,
+    const at::Tensor& slice,
+    const SliceCoding& coding,
+    std::size_t own) {
+  SliceCoder coder(slice, coding);
+  std::byte* next = startOf(messages);
+  for (std::size_t shard = 0; shard < coding.shards.size(); ++shard) {
+    if (shard != own) {
+      coder.add(shard, next);
+      next += coding.shards[shard].bytes();
+    }
+  }
+  return coder;
+}
+
+SliceCoder ownIn(
+    const at::Tensor& messages,
+    const at::Tensor& slice,
+    const SliceCoding& coding,
+    std::size_t own) {
+  SliceCoder coder(slice, coding);
+  coder.add(own, startOf(messages));
+  return coder;
+}
+
 } // namespace
 
 StartedTransfer reduceScatterCoded(
@@ -55,30 +92,16 @@ StartedTransfer reduceScatterCoded(
     const at::Tensor& slice,
     std::shared_ptr<const SliceCoding> coding,
     PartsPool& pool) {
-  const int size = backend.getSize();
-  const int rank = backend.getRank();
-  const auto own = static_cast<std::size_t>(rank);
-  Lengths theirs = lengthsOf(*coding, rank); // back ends may take the lengths away
-  at::Tensor out = pool.take(total(theirs), bytesOn(slice));
-  MessageEncoder encoder(slice, *coding);
-  std::byte* next = startOf(out);
-  for (std::size_t shard = 0; shard < theirs.size(); ++shard) {
-    if (shard != own) {
-      encoder.add(shard, next);
-      next += theirs[shard];
-    }
-  }
-  encoder.encode(/*writesBack=*/false);
-  const std::int64_t mine = coding->shards[own].bytes();
-  Lengths ours(theirs.size(), mine);
-  ours[own] = 0;
-  at::Tensor in = pool.take(mine * (size - 1), bytesOn(slice));
-  return {backend.alltoall_base(in, out, ours, theirs), [=] {
-            MessageEncoder sums(slice, *coding);
-            sums.add(own, startOf(in));
-            sums.decode({size, rank, mine});
-            static_cast<void>(out); // until the transfer has ended
-          }};
+  Exchange to(backend, *coding);
+  at::Tensor out = pool.take(to.othersBytes(), bytesOn(slice));
+  at::Tensor in = pool.take(to.ownBytes(), bytesOn(slice));
+  othersIn(out, slice, *coding, to.own).encode(/*writesBack=*/false);
+  const Senders senders{to.size, to.rank, to.mine};
+  return {
+      backend.alltoall_base(in, out, to.ofOwn, to.ofOthers),
+      [in, out, slice, coding, senders] { // `out`: until the transfer has ended
+        ownIn(in, slice, *coding, static_cast<std::size_t>(senders.own)).decode(senders);
+      }};
 }
 
 StartedTransfer allGatherCoded(
@@ -86,40 +109,20 @@ StartedTransfer allGatherCoded(
     const at::Tensor& slice,
     std::shared_ptr<const SliceCoding> coding,
     PartsPool& pool) {
-  const int size = backend.getSize();
-  const int rank = backend.getRank();
-  const auto own = static_cast<std::size_t>(rank);
-  const std::int64_t mine = coding->shards[own].bytes();
-  at::Tensor out = pool.take(mine * (size - 1), bytesOn(slice));
-  if (size > 1) {
-    MessageEncoder encoder(slice, *coding);
-    encoder.add(own, startOf(out));
-    encoder.encode(/*writesBack=*/true);
+  Exchange to(backend, *coding);
+  at::Tensor out = pool.take(to.ownBytes(), bytesOn(slice));
+  at::Tensor in = pool.take(to.othersBytes(), bytesOn(slice));
+  if (to.size > 1) {
+    ownIn(out, slice, *coding, to.own).encode(/*writesBack=*/true);
   }
-  for (int copy = 1; copy < size - 1; ++copy) {
-    at::Tensor to = out.narrow(0, copy * mine, mine);
-    if (out.is_cpu()) {
-      std::memcpy(startOf(to), startOf(out), static_cast<std::size_t>(mine));
-    } else {
-      to.copy_(out.narrow(0, 0, mine));
-    }
+  for (int copy = 1; copy < to.size - 1; ++copy) {
+    copyInto(out.narrow(0, 0, to.mine), out.narrow(0, copy * to.mine, to.mine));
   }
-  Lengths theirs = lengthsOf(*coding, rank);
-  Lengths ours(theirs.size(), mine);
-  ours[own] = 0;
-  at::Tensor in = pool.take(total(theirs), bytesOn(slice));
-  return {backend.alltoall_base(in, out, theirs, ours), [=] {
-            MessageEncoder sums(slice, *coding);
-            std::byte* next = startOf(in);
-            for (std::size_t shard = 0; shard < coding->shards.size(); ++shard) {
-              if (shard != own) {
-                sums.add(shard, next);
-                next += coding->shards[shard].bytes();
-              }
-            }
-            sums.decode({1, -1, 0});
-            static_cast<void>(out);
-          }};
+  return {
+      backend.alltoall_base(in, out, to.ofOthers, to.ofOwn),
+      [in, out, slice, coding, own = to.own] {
+        othersIn(in, slice, *coding, own).decode({1, -1, 0});
+      }};
 }
 
 } // namespace hvd_order

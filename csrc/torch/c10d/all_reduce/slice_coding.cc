@@ -1,12 +1,12 @@
 #include "torch/c10d/all_reduce/slice_coding.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/error.h"
 #include "torch/cuda/codes.h"
 #include "torch/cuda/host_codes.h"
 #include "torch/packing/device_kernels.h"
+#include "torch/packing/element_type.h"
 
 namespace hvd_order {
 
@@ -29,22 +29,6 @@ std::int64_t codeBytes(WireFormat format, std::int64_t elementBytes) {
       return 1;
   }
   throw InvalidUsage("no such format");
-}
-
-Format formatOf(const at::Tensor& slice) {
-  switch (slice.scalar_type()) {
-    case at::kFloat:
-      return Format::kFloat32;
-    case at::kBFloat16:
-      return Format::kBfloat16;
-    case at::kHalf:
-      return Format::kFloat16;
-    case at::kDouble:
-      return Format::kFloat64;
-    default:
-      throw InvalidUsage(
-          concat("gradients of ", c10::toString(slice.scalar_type()), " are not encoded"));
-  }
 }
 
 } // namespace
@@ -118,39 +102,41 @@ SliceCoding codingOf(
   return coding;
 }
 
-MessageEncoder::MessageEncoder(const at::Tensor& slice, const SliceCoding& coding)
+SliceCoder::SliceCoder(const at::Tensor& slice, const SliceCoding& coding)
     : slice_(slice), coding_(coding) {}
 
-void MessageEncoder::add(std::size_t shard, std::byte* message) {
+void SliceCoder::add(std::size_t shard, std::byte* message) {
   coding_.shards.at(shard).addRuns(
       runs_, static_cast<std::byte*>(slice_.mutable_data_ptr()),
       coding_.residual.defined() ? coding_.residual.mutable_data_ptr<float>() : nullptr, message);
 }
 
-void MessageEncoder::encode(bool writesBack) const {
-  const Format element = formatOf(slice_);
-  if (slice_.is_cpu()) {
-    for (const CodedRun& run : runs_) {
-      encodeOnHost(run, element, writesBack);
-    }
+template <typename OnHost, typename Launch>
+void SliceCoder::run(const OnHost& onHost, const Launch& launch) const {
+  const ElementType element = elementTypeOf(slice_);
+  if (!slice_.is_cpu()) {
+    launchOn(slice_.device(), [&](const KernelTable& kernels, void* stream) {
+      return launch(kernels, element, stream);
+    });
     return;
   }
-  launchOn(slice_.device(), [&](const KernelTable& kernels, void* stream) {
-    return kernels.encode(runs_.data(), runs_.size(), element, writesBack, stream);
-  });
+  for (const CodedRun& run : runs_) {
+    onHost(run, element);
+  }
 }
 
-void MessageEncoder::decode(Senders senders) const {
-  const Format element = formatOf(slice_);
-  if (slice_.is_cpu()) {
-    for (const CodedRun& run : runs_) {
-      decodeOnHost(run, element, senders);
-    }
-    return;
-  }
-  launchOn(slice_.device(), [&](const KernelTable& kernels, void* stream) {
-    return kernels.decode(runs_.data(), runs_.size(), element, senders, stream);
-  });
+void SliceCoder::encode(bool writesBack) const {
+  run([&](const CodedRun& each, ElementType element) { encodeOnHost(each, element, writesBack); },
+      [&](const KernelTable& kernels, ElementType element, void* stream) {
+        return kernels.encode(runs_.data(), runs_.size(), element, writesBack, stream);
+      });
+}
+
+void SliceCoder::decode(Senders senders) const {
+  run([&](const CodedRun& each, ElementType element) { decodeOnHost(each, element, senders); },
+      [&](const KernelTable& kernels, ElementType element, void* stream) {
+        return kernels.decode(runs_.data(), runs_.size(), element, senders, stream);
+      });
 }
 
 } // namespace hvd_order

@@ -63,17 +63,23 @@ SliceCoding codingOf(
     at::Tensor residual,
     int size);
 
-/// Encodes shards of `slice` into messages, on the current stream of its device.
-class MessageEncoder final {
+/// Turns shards of a slice into messages, or messages into shards, on the current stream of its
+/// device.
+class SliceCoder final {
  public:
-  MessageEncoder(const at::Tensor& slice, const SliceCoding& coding);
+  SliceCoder(const at::Tensor& slice, const SliceCoding& coding);
+  /// Adds a shard, and the message at `message` that it becomes or comes from.
   void add(std::size_t shard, std::byte* message);
+  /// Encodes what was added. @param writesBack whether the values become those of the message.
   /// @throws InvalidUsage if the device has no kernels, DeviceFailed if they cannot be launched.
   void encode(bool writesBack) const;
-  /// Adds up the messages of all senders.
+  /// Adds up the messages of all senders, of which the first has been added. @throws as `encode`.
   void decode(Senders senders) const;
 
  private:
+  template <typename OnHost, typename Launch>
+  void run(const OnHost& onHost, const Launch& launch) const;
+
   at::Tensor slice_;
   const SliceCoding& coding_;
   std::vector<CodedRun> runs_;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "torch/c10d/element_type.h"
 #include "torch/c10d/shard.h"
+#include "torch/packing/element_type.h"
 
 // A rank's shard is the same range of the slice in both halves: in place, without copies, where
 // the slice divides evenly.
@@ -29,16 +29,6 @@ std::int64_t partOf(std::int64_t elements, int size) {
 
 at::Tensor rangeOf(const at::Tensor& slice, Shard shard) {
   return slice.narrow(0, shard.begin, shard.length);
-}
-
-/// Copies on the CPU with one thread: the operator would start a team of threads for each thread
-/// that sends slices.
-void copyInto(const at::Tensor& from, const at::Tensor& to) {
-  if (from.is_cpu()) {
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-  } else {
-    to.copy_(from);
-  }
 }
 
 /// Adds up `count` equally long parts, in order.
@@ -69,6 +59,14 @@ std::vector<std::int64_t> lengthsOf(std::int64_t elements, int size) {
 }
 
 } // namespace
+
+void copyInto(const at::Tensor& from, const at::Tensor& to) {
+  if (from.is_cpu()) {
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  } else {
+    to.copy_(from);
+  }
+}
 
 at::Tensor PartsPool::take(std::int64_t elements, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) { // devices have an allocator of their own

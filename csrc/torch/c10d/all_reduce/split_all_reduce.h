@@ -22,6 +22,10 @@ class PartsPool : public std::enable_shared_from_this<PartsPool> {
   std::vector<at::Tensor> free_;
 };
 
+/// Copies contiguous elements, on the CPU with one thread: the operator would start a team of
+/// threads for each thread that sends slices.
+void copyInto(const at::Tensor& from, const at::Tensor& to);
+
 /// How a back end carries the halves.
 enum class HalfForm {
   kCollective, ///< its reduce-scatter, its all-gather

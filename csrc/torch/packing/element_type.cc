@@ -1,4 +1,4 @@
-#include "torch/c10d/element_type.h"
+#include "torch/packing/element_type.h"
 
 #include "base/error.h"
 
@@ -16,9 +16,11 @@ ElementType elementTypeOf(const at::Tensor& tensor) {
       return ElementType::kBfloat16;
     default:
       throw InvalidUsage(concat(
-          "parameter servers and shards sum float32, float64, float16 and bfloat16, not ",
+          "parameter servers, shards and encoded sums take float32, float64, float16 and bfloat16, "
+          "not ",
           c10::toString(tensor.scalar_type()),
-          "; use all-reduce of whole gradients (HVD_ORDER_COMM=allreduce, sharded=False)"));
+          "; use all-reduce of whole gradients (HVD_ORDER_COMM=allreduce, sharded=False, "
+          "Compression.none)"));
   }
 }
 
