@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,6 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.launching import launcher, launcher_environment
 from helpers.ranks import REPOSITORY
+
+# All libraries of the examples are installed together: make test-third-party.
+nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
 
 EXAMPLES = REPOSITORY / "examples"
 pytestmark = pytest.mark.timeout(400)
@@ -30,17 +32,9 @@ def finished(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "needs"),
-    [
-        ("keras_fit", "tensorflow"),
-        ("lightning_fit", "lightning"),
-        ("transformers_trainer", "transformers"),
-        ("ray_train", "pyarrow"),  # which ray[train] has and ray has not
-    ],
+    "name", ["keras_fit", "lightning_fit", "transformers_trainer", "ray_train"]
 )
-def test_an_example_trains_on_two_ranks(name: str, needs: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed")
+def test_an_example_trains_on_two_ranks(name: str, tmp_path: Path) -> None:
     script = EXAMPLES / f"{name}.py"
     command = re.search(r"^(.*)python examples/\w+\.py$", script.read_text("utf-8"), re.MULTILINE)
     assert command is not None
@@ -56,8 +50,6 @@ def test_an_example_trains_on_two_ranks(name: str, needs: str, tmp_path: Path) -
 
 
 def test_the_notebook_trains_and_shows_what_ranks_print() -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     nbformat.validate(notebook)
     env = launcher_environment()

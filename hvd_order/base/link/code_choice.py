@@ -48,7 +48,7 @@ def step_bound_s(
     compute_s: float, gradients: Sequence[TimedGradient], coded: Collection[int] = ()
 ) -> float:
     """The least time of a step whose gradients `coded`, by place, travel in fewer bits."""
-    return max(compute_s, _longest(gradients, coded)[0])
+    return max(compute_s, _longest(gradients, _by_work(gradients), coded)[0])
 
 
 def choose_coded(compute_s: float, gradients: Sequence[TimedGradient]) -> list[int]:
@@ -62,8 +62,9 @@ def choose_coded(compute_s: float, gradients: Sequence[TimedGradient]) -> list[i
         compute_s: computation of a step.
     """
     coded: set[int] = set()
+    order = _by_work(gradients)
     while True:
-        bound_s, least_work_s = _longest(gradients, coded)
+        bound_s, least_work_s = _longest(gradients, order, coded)
         if bound_s <= _WORTH * compute_s:
             break
         left = [
@@ -74,17 +75,27 @@ def choose_coded(compute_s: float, gradients: Sequence[TimedGradient]) -> list[i
         if not left:
             break
         coded.add(max(left, key=lambda p: (gradients[p].saved_s / gradients[p].error, -p)))
-    limit_s = max(_WORTH * compute_s, _longest(gradients, coded)[0])
+    limit_s = max(_WORTH * compute_s, bound_s)
     for place in sorted(coded, key=lambda p: (-gradients[p].error, gradients[p].saved_s)):
-        if _longest(gradients, coded - {place})[0] <= limit_s:
-            coded.remove(place)
+        coded.remove(place)
+        if _longest(gradients, order, coded)[0] > limit_s:
+            coded.add(place)
     return sorted(coded)
 
 
-def _longest(gradients: Sequence[TimedGradient], coded: Collection[int]) -> tuple[float, float]:
-    """The longest bound of any set, and the least work in that set."""
+def _by_work(gradients: Sequence[TimedGradient]) -> list[int]:
+    return sorted(range(len(gradients)), key=lambda place: -gradients[place].work_s)
+
+
+def _longest(
+    gradients: Sequence[TimedGradient], order: Sequence[int], coded: Collection[int]
+) -> tuple[float, float]:
+    """The longest bound of any set, and the least work in that set.
+
+    Args:
+        order: of the gradients, from `_by_work`.
+    """
     wire_s, longest = 0.0, (0.0, 0.0)
-    order = sorted(range(len(gradients)), key=lambda place: -gradients[place].work_s)
     for place in order:
         each = gradients[place]
         wire_s += each.wire_s - (each.saved_s if place in coded else 0.0)

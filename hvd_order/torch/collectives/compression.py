@@ -119,13 +119,14 @@ class CodedSums(Compressor):
             can = gradient == torch.float32
         return can and gradient.is_floating_point and not any(part in name for part in self.keep)
 
-    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:  # type: ignore[override]
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Raises InvalidUsage."""
         del tensor
-        name = "auto" if self.chooses else _NAMES[self.format]
         raise InvalidUsage(
-            f"Compression.{name} is for the gradients of a DistributedOptimizer "
-            "that are summed or averaged by torch.distributed; elsewhere use Compression.bf16"
+            "Compression.int8, auto, bf16_ef and fp16_ef are for the gradients of a "
+            "DistributedOptimizer that are summed or averaged by torch.distributed; elsewhere use "
+            "Compression.bf16"
         )
 
 
@@ -155,8 +156,6 @@ class Compression:
     int8 = CodedSums("int8")
     auto = CodedSums("int8", chooses=True)
 
-
-_NAMES: dict[WireFormatName, str] = {"int8": "int8", "bfloat16": "bf16_ef", "float16": "fp16_ef"}
 
 # What native code does in one pass, for these classes and not for those derived from them.
 CASTS = frozenset({FP16Compressor, BF16Compressor})

@@ -160,19 +160,19 @@ class Tuning:
             self._use(self._tuner.slice_settings)
 
     def _coded_and_not(self, others: Sequence[SliceSettings]) -> list[SliceSettings]:
-        """Candidates with codes; and if these are there to save time, some without."""
+        """Candidates with codes. If these are there to save time, some without come first: one of
+        them stays unless codes are clearly faster.
+        """
         with_codes = [replace(each, split=True, coded=True) for each in others]
         if self._model.coding is None or not self._model.coding.chooses:
             return with_codes
         plain = self._advised.scaled(self._model.wire_bytes / self._model.size_bytes)
         may_be_split = self._separable and self._model.read_by_norm
-        return [
-            *with_codes,
-            *(
-                replace(each, coded=False, split=may_be_split and each.cross_iteration)
-                for each in (plain, *others[1:3])
-            ),
+        without = [
+            replace(each, coded=False, split=may_be_split and each.cross_iteration)
+            for each in (plain, *others[1:3])
         ]
+        return [*without, *with_codes]
 
     @property
     def done(self) -> bool:

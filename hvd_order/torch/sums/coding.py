@@ -84,12 +84,19 @@ class GradientCoding:
         return self._compression.encodes(entry.name, entry.parameter, entry.wire.dtype)
 
     def choice(
-        self, entries: Sequence[ParameterEntry], buffers: GradientBuffers, link: LinkModel
+        self,
+        entries: Sequence[ParameterEntry],
+        buffers: GradientBuffers,
+        link: LinkModel,
+        both: bool,
     ) -> list[str]:
         """The parameters whose gradients must travel in fewer bits for the link to keep pace.
 
         From the times of this rank's last step. The backward pass does not wait for the link, so
         they do not hang on what travels now.
+
+        Args:
+            both: both halves of a sum can be encoded; otherwise the first.
         """
         timed = [entry for entry in entries if entry.ready_s > 0]
         if not timed:
@@ -104,6 +111,7 @@ class GradientCoding:
             coded_s, error = None, math.nan
             if self._is_possible(entry):
                 coded_s = self._coded_bytes(entry) * link.seconds_per_byte
+                coded_s = coded_s if both else (coded_s + wire_s) / 2
                 error = self._error(entry, buffers)
             gradients.append(
                 code_choice.TimedGradient(

@@ -146,8 +146,9 @@ class RegisteredModel:
 
         Collective, in the engine's turn. Nothing may be in flight.
         """
-        self._take_ready_times()
-        mine = coding.choice(self.entries, self._buffers, link)
+        if self._forget is not None:
+            self._take_ready_times()
+        mine = coding.choice(self.entries, self._buffers, link, both=not self.use.in_halves)
         coding.names = frozenset(self._channel.gather("what to encode", mine)[0])
 
     def _choose_without_trials(self) -> None:
@@ -186,7 +187,8 @@ class RegisteredModel:
 
     def use_advised_settings(self, device: torch.device) -> None:
         """Takes the link model's settings for the next registration, unless another optimizer has
-        tuned the engine. Collective, in the engine's turn. Nothing may be in flight.
+        tuned the engine; and chooses what travels in fewer bits, if the program leaves that open.
+        Collective, in the engine's turn. Nothing may be in flight.
 
         Sharded models are not tried with other settings: each trial would move the state.
         """
@@ -194,9 +196,10 @@ class RegisteredModel:
         if self._only_model and not host.tuning_begun:
             self._end_registration()
             host.tuning_begun = host.tuning_ended = True
-            settings = advised_settings(self._channel, device, self.size_bytes, split=True)
-            self._choose_without_trials()
-            host.retune(settings, self._model)
+            host.retune(
+                advised_settings(self._channel, device, self.size_bytes, split=True), self._model
+            )
+        self._choose_without_trials()
 
     def split_if_of_use(self, deferrable: bool) -> None:
         """Splits the all-reduces of a model whose other settings are those of an earlier model.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.jobs import new_job
+from helpers.jobs import SMALL, new_job
 from helpers.on_ranks import on_ranks
 from helpers.oracles.coded_sums import Ranks
 from helpers.ranks import RankFactory, RankPool
@@ -184,7 +184,7 @@ def clipped(model: nn.Module, optimizer: Any, x: Tensor, step: int) -> None:
 
 def unused(model: nn.Module, optimizer: Any, x: Tensor, step: int) -> None:
     optimizer.zero_grad()
-    layers = list(model.children())  # type: ignore[call-overload]
+    layers = list(model.children())
     out = layers[1](layers[0](x))
     if (step + hvd.rank()) % 2:
         out = layers[2](out)
@@ -218,11 +218,20 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def body_in_small_slices(name: str) -> Tensor:
+    """Slices that three ranks do not divide evenly, and some with fewer elements than blocks."""
+    with new_job({**SMALL, "HVD_ORDER_TUNE": "0"}):
+        return body_program(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [*((name, body_program) for name in PROGRAMS), ("unused", body_in_small_slices)],
+)
 def test_programs_train_alike_on_all_ranks_and_like_without(
-    three_ranks: RankPool, name: str
+    three_ranks: RankPool, name: str, body: Callable[[str], Tensor]
 ) -> None:
-    ours = three_ranks.run(body_program, name)
+    ours = three_ranks.run(body, name)
     for other in ours[1:]:
         assert torch.equal(other, ours[0])
     exact = three_ranks.run(body_exact, name)[0]
@@ -259,10 +268,53 @@ def test_auto_changes_nothing_where_the_link_is_hidden(two_ranks: RankPool) -> N
     assert torch.equal(ours[0], two_ranks.run(body_on_a_fast_link_with, "none")[0])
 
 
+def body_sharded_on_a_slow_link() -> tuple[int, Tensor]:
+    with slow_link():
+        parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+        optimizer = wrapped(parameters, compression=hvd.Compression.auto, sharded=True)
+        for step in range(8):
+            train(optimizer, parameters, step)
+        coded = len(optimizer.compression_report())
+        return coded, torch.cat([p.detach().flatten() for p in parameters])
+
+
+def test_auto_chooses_for_shards_without_trials(two_ranks: RankPool) -> None:
+    (coded, ours), (_, theirs) = two_ranks.run(body_sharded_on_a_slow_link)
+    assert coded > 0
+    assert torch.equal(ours, theirs)
+
+
 def body_on_a_fast_link_with(compression: str) -> Tensor:
     with new_job({}):
         engine_host(0, range(hvd.size()))._link = LinkModel(0.0, 0.0, 1e-15)
         return on_a_fast_link(compression)
+
+
+def body_with_others_away(how: str) -> list[float]:
+    """Ranks 0 and 2 train alone: as a process set, or because rank 1 has joined."""
+    weight = nn.Parameter(torch.zeros(20, 20))
+    two = hvd.add_process_set([0, 2]) if how == "process set" else hvd.global_process_set
+    optimizer = wrapped([weight], op=hvd.Sum, process_set=two)
+    alone = hvd.rank() == 1
+    for step in range(4):
+        if alone and (how == "process set" or step == 2):
+            break
+        optimizer.zero_grad()
+        weight.backward(torch.full((20, 20), 127 / 64))
+        optimizer.step()
+    optimizer.flush()
+    if how == "join":
+        hvd.join()
+    else:
+        hvd.barrier()
+        hvd.remove_process_set(two)
+    return [weight.min().item(), weight.max().item()]
+
+
+@pytest.mark.parametrize(("how", "sum_"), [("process set", 8.0), ("join", 2 * 3.0 + 2 * 2.0)])
+def test_ranks_train_while_another_is_away(three_ranks: RankPool, how: str, sum_: float) -> None:
+    first, _, last = three_ranks.run(body_with_others_away, how)
+    assert first == last == [-sum_ * 127 / 64] * 2  # codes hold these
 
 
 def body_scaled(bad_rank: int) -> tuple[bool, Tensor, float]:
@@ -317,8 +369,9 @@ def test_what_cannot_be_encoded_is_refused_with_the_cure() -> None:
         hvd.allreduce(torch.ones(4), compression=hvd.Compression.int8)
     with pytest.raises(InvalidUsage, match="Adasum"):
         wrapped([weight], op=hvd.Adasum)
+    numbers: Any = [3]
     with pytest.raises(ValueError, match="keep"):
-        hvd.Compression.int8(keep=[3])  # type: ignore[list-item]
+        hvd.Compression.int8(keep=numbers)
 
 
 @on_ranks(2)
