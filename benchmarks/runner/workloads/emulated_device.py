@@ -77,7 +77,7 @@ class EmulatedLayer(torch.nn.Module):
         self.profile = profile
         self.push = push
         self.recorder = recorder
-        self.tensors = torch.nn.ParameterList(torch.zeros(size) for size in profile.tensors)
+        self.tensors = torch.nn.ParameterList(torch.zeros(shape) for shape in profile.shapes)
         self.gradients = gradients
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ class EmulatedModel(torch.nn.Sequential):
         # The same memory in every step, as an accelerator's caching allocator gives it. Fresh pages
         # would be the processor's affair, in a virtual machine even the host's.
         gradients = [
-            [torch.zeros(size) for size in layer.tensors] if like is None else like[i].gradients
+            [torch.zeros(shape) for shape in layer.shapes] if like is None else like[i].gradients
             for i, layer in enumerate(profile.layers)
         ]
         super().__init__(

@@ -18,6 +18,7 @@ Sources:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,14 +35,19 @@ class Layer:
     """Parameters that are read together, and what their layer computes.
 
     Attributes:
-        tensors: number of elements of each parameter.
+        shapes: of each parameter.
         forward_s, backward_s: duration on the device, in seconds.
     """
 
     name: str
-    tensors: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     forward_s: float
     backward_s: float
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Number of elements of each parameter."""
+        return tuple(math.prod(shape) for shape in self.shapes)
 
     @property
     def size_bytes(self) -> int:
@@ -94,16 +100,24 @@ class Profile:
     def shrunk(self, parts: int) -> Profile:
         """The same layers with one in so many of their parameters each."""
         layers = [
-            replace(layer, tensors=tuple(max(1, size // parts) for size in layer.tensors))
+            replace(layer, shapes=tuple(_shrunk(shape, parts) for shape in layer.shapes))
             for layer in self.layers
         ]
         return replace(self, layers=tuple(layers))
 
 
-def _layer(name: str, tensors: Sequence[int], flops: float, elements_moved: float) -> Layer:
-    moved_bytes = _ELEMENT_BYTES * (elements_moved + sum(tensors))
+def _shrunk(shape: Sequence[int], parts: int) -> tuple[int, ...]:
+    if shape[0] >= parts:
+        return (shape[0] // parts, *shape[1:])
+    return (*(1 for _ in shape[1:]), max(1, math.prod(shape) // parts))
+
+
+def _layer(
+    name: str, shapes: Sequence[tuple[int, ...]], flops: float, elements_moved: float
+) -> Layer:
+    moved_bytes = _ELEMENT_BYTES * (elements_moved + sum(map(math.prod, shapes)))
     forward_s = max(flops / _FLOPS, moved_bytes / _BYTES_PER_S)
-    return Layer(name, tuple(tensors), forward_s, 2 * forward_s)
+    return Layer(name, tuple(shapes), forward_s, 2 * forward_s)
 
 
 def _convolution(
@@ -116,16 +130,25 @@ def _convolution(
     """
     pixels = batch * side * side
     weights = kernel * kernel * inputs * outputs
-    after = [outputs] if norm is None else [norm, norm]
+    after = [(outputs,)] if norm is None else [(norm,), (norm,)]
     # Output written, and read and written again by the activation; the norm reads it twice more.
     moved = pixels * (inputs + outputs * (3 if norm is None else 5))
-    return _layer(name, [weights, *after], 2 * weights * pixels, moved)
+    shapes = [(outputs, inputs, kernel, kernel), *after]
+    return _layer(name, shapes, 2 * weights * pixels, moved)
 
 
-def _linear(name: str, inputs: int, outputs: int, rows: int, extra: Sequence[int] = ()) -> Layer:
+def _linear(
+    name: str, inputs: int, outputs: int, rows: int, extra: Sequence[tuple[int, ...]] = ()
+) -> Layer:
     """A linear layer with bias; ``extra``: parameters read just before, a norm's."""
     flops = 2 * inputs * outputs * rows
-    return _layer(name, [*extra, inputs * outputs, outputs], flops, rows * (inputs + 2 * outputs))
+    shapes = [*extra, (outputs, inputs), (outputs,)]
+    return _layer(name, shapes, flops, rows * (inputs + 2 * outputs))
+
+
+def _embedding(shapes: Sequence[tuple[int, ...]], elements_moved: float) -> Layer:
+    """A layer that reads few of its rows."""
+    return _layer("embedding", shapes, 0, elements_moved - sum(map(math.prod, shapes)))
 
 
 def resnet50(batch: int = 32) -> Profile:
@@ -182,7 +205,7 @@ def densenet121(batch: int = 32) -> Profile:
                 _convolution(f"transition{block}", 1, width, width // 2, side, batch, width)
             )
             width //= 2
-    return Profile("densenet121", (*layers, _linear("fc", width, 1000, batch, [width, width])))
+    return Profile("densenet121", (*layers, _linear("fc", width, 1000, batch, [(width,)] * 2)))
 
 
 def _attention_flops(hidden: int, tokens: int, sequence: int) -> float:
@@ -192,9 +215,8 @@ def _attention_flops(hidden: int, tokens: int, sequence: int) -> float:
 def gpt2_small(batch: int = 8, sequence: int = 1024) -> Profile:
     hidden, vocabulary = 768, 50257
     rows = batch * sequence
-    norm = [hidden, hidden]
-    embeddings = [vocabulary * hidden, sequence * hidden]
-    layers = [_layer("embedding", embeddings, 0, 2 * rows * hidden - sum(embeddings))]
+    norm = [(hidden,), (hidden,)]
+    layers = [_embedding([(vocabulary, hidden), (sequence, hidden)], 2 * rows * hidden)]
     for i in range(12):
         qkv = _linear(f"h{i}.attn.qkv", hidden, 3 * hidden, rows, norm)
         attention_s = _attention_flops(hidden, rows, sequence) / _FLOPS
@@ -217,9 +239,9 @@ def gpt2_small(batch: int = 8, sequence: int = 1024) -> Profile:
 def bert_large(batch: int = 32, sequence: int = 128) -> Profile:
     hidden, vocabulary = 1024, 30522
     rows = batch * sequence
-    norm = [hidden, hidden]
-    embeddings = [vocabulary * hidden, 512 * hidden, 2 * hidden, *norm]
-    layers = [_layer("embedding", embeddings, 0, 4 * rows * hidden - sum(embeddings))]
+    norm = [(hidden,), (hidden,)]
+    embeddings = [(vocabulary, hidden), (512, hidden), (2, hidden)]
+    layers = [_embedding([*embeddings, *norm], 4 * rows * hidden)]
     for i in range(24):
         attention_s = _attention_flops(hidden, rows, sequence) / _FLOPS
         value = _linear(f"layer{i}.value", hidden, hidden, rows)
@@ -238,13 +260,12 @@ def bert_large(batch: int = 32, sequence: int = 128) -> Profile:
     layers.append(_linear("pooler", hidden, hidden, batch))
     layers.append(_linear("transform", hidden, hidden, rows, norm))
     head_s = 2 * rows * 0.15 * hidden * vocabulary / _FLOPS  # 15 % of the tokens are masked
-    layers.append(Layer("head", (vocabulary,), head_s, 2 * head_s))
+    layers.append(Layer("head", ((vocabulary,),), head_s, 2 * head_s))
     return Profile("bert_large", tuple(layers))
 
 
 def dlrm(batch: int = 2048) -> Profile:
-    embedding = 25_000_000
-    layers = [_layer("embedding", [embedding], 0, 26 * batch * 128 - embedding)]
+    layers = [_embedding([(195_312, 128)], 26 * batch * 128)]
     widths = [13, 512, 256, 128]
     layers += [_linear(f"bottom{i}", a, b, batch) for i, (a, b) in enumerate(pairwise(widths))]
     widths = [479, 1024, 1024, 512, 256, 1]
@@ -257,7 +278,7 @@ def parallel() -> Profile:
 
     Source: "par-32" in the experiments of Hashemi et al., "Execution Ordering", SysML 2018.
     """
-    return Profile("parallel", (Layer("all", (2**19,) * 32, 1.0, 2.0),))
+    return Profile("parallel", (Layer("all", ((2**10, 2**9),) * 32, 1.0, 2.0),))
 
 
 def resnet50_by_kernels() -> Profile:
