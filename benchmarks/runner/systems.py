@@ -188,7 +188,13 @@ def ddp(work: Workload, bucket_mib: float = 25, hook: DdpHook | None = None) -> 
     if hook is not None:
         hook(parallel)
     optimizer = work.optimizer(masters or weights)
-    return _trainer(work, parallel, optimizer, masters, note=lambda: f"{bucket_mib:g} MiB")
+    return _trainer(
+        work,
+        parallel,
+        optimizer,
+        masters,
+        note=lambda: f"{bucket_mib:g} MiB" if bucket_mib < 1e6 else "one bucket",
+    )
 
 
 def ddp_bf16(work: Workload) -> Trainer:
@@ -204,13 +210,17 @@ def ddp_bf16(work: Workload) -> Trainer:
 
 
 def ddp_powersgd(work: Workload, rank: int = 2) -> Trainer:
-    """DistributedDataParallel with torch's PowerSGD hook, from its eleventh step on."""
+    """DistributedDataParallel with torch's PowerSGD hook, from its eleventh step on.
+
+    One bucket: the hook calls its later collectives from callbacks, and with several buckets ranks
+    call them in different orders, which Gloo answers by ending the process.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=rank, start_powerSGD_iter=10
     )
-    return ddp(work, hook=lambda p: p.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
+    return ddp(work, 1e6, lambda p: p.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
 
 
 def fsdp2(work: Workload) -> Trainer:

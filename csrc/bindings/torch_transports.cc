@@ -150,7 +150,14 @@ void bindTransports(py::module_& m) {
           py::arg("group"))
       .def(
           "set_half_forms", &C10dTransport::setHalfForms, py::arg("reduce_scatter"),
-          py::arg("all_gather"));
+          py::arg("all_gather"))
+      .def(
+          "set_hosts",
+          [](C10dTransport& transport, const std::vector<int>& hosts, const Group& between,
+             const std::optional<Group>& scatter, const std::optional<Group>& gather) {
+            transport.setHosts(hosts, between, scatter.value_or(nullptr), gather.value_or(nullptr));
+          },
+          py::arg("hosts"), py::arg("between"), py::arg("scatter"), py::arg("gather"));
   py::class_<HorovodTransport, TorchTransport, std::shared_ptr<HorovodTransport>>(
       m, "HorovodTransport", py::module_local(), "Carries slices over Horovod's engine.")
       .def(

@@ -240,6 +240,13 @@ class C10dTransport(TorchTransport):
 
     def __init__(self, group: ProcessGroup) -> None: ...
     def set_half_forms(self, reduce_scatter: HalfForm, all_gather: HalfForm) -> None: ...
+    def set_hosts(
+        self,
+        hosts: Sequence[int],
+        between: ProcessGroup,
+        scatter: ProcessGroup | None,
+        gather: ProcessGroup | None,
+    ) -> None: ...
 
 @final
 class HorovodTransport(TorchTransport):

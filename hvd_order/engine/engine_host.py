@@ -106,6 +106,7 @@ class EngineHost:
         self.first_agreement: Agreement = agreement  # what the job begins with
         self._link: LinkModel | None = None
         self.has_halves: bool | None = None  # see half_forms.py; None: not known
+        self.knows_hosts = False  # see host_levels.py
         self.engine = native.Engine(
             rank=0 if independent else self.rank,
             size=1 if independent else self.size,

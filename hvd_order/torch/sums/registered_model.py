@@ -17,6 +17,7 @@ from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.engine import registration, static_plan, timeline
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.host_levels import use_host_levels
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.collectives.compression import CodedSums, Compressor
 from hvd_order.torch.devices import synchronize
@@ -139,6 +140,7 @@ class RegisteredModel:
                 f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or "
                 "none"
             )
+        use_host_levels(self._channel)
         self.coding.prepare(self.entries)
 
     def choose_coded(self, coding: GradientCoding, link: LinkModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,24 +39,41 @@ def _block(exact: torch.Tensor) -> torch.Tensor:
 
 
 class Ranks:
-    """Sums of several ranks' gradients, step after step; every rank owns a part of the elements."""
+    """Sums of several ranks' gradients, step after step; every rank owns a part of the elements.
 
-    def __init__(self, parts: Sequence[slice], elements: int) -> None:
-        """`parts` has the shard of each rank."""
+    Ranks of a host add up their values. What of their sum goes to an owner elsewhere is encoded by
+    one of them: the host's ranks take the owners elsewhere in turns.
+    """
+
+    def __init__(
+        self, parts: Sequence[slice], elements: int, hosts: Sequence[int] | None = None
+    ) -> None:
+        """`parts` has the shard of each rank, `hosts` its host; None: each has its own."""
         self.parts = parts
+        self.hosts = range(len(parts)) if hosts is None else hosts
         self.owed = torch.zeros(len(parts), elements)
+
+    def _senders(self, owner: int) -> dict[int, list[int]]:
+        """The ranks on whose messages an owner waits, and whose values each has."""
+        senders = {}
+        for host in set(self.hosts):
+            members = [rank for rank, other in enumerate(self.hosts) if other == host]
+            elsewhere = [rank for rank, other in enumerate(self.hosts) if other != host]
+            turn = owner if owner in members else members[elsewhere.index(owner) % len(members)]
+            senders[turn] = members
+        return dict(sorted(senders.items()))
 
     def total(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """What every rank has after the sum."""
         result = torch.empty_like(gradients[0])
         for owner, part in enumerate(self.parts):
-            sum_ = torch.zeros(1)
-            for rank, gradient in enumerate(gradients):
-                mine = gradient[part]
+            of_hosts = []
+            for rank, members in self._senders(owner).items():
+                mine = functools.reduce(torch.add, [gradients[each][part] for each in members])
                 if rank != owner:
                     sent = encoded(mine, self.owed[rank, part])
                     self.owed[rank, part], mine = sent.residual, sent.received
-                sum_ = mine.clone() if rank == 0 else sum_ + mine
-            answer = encoded(sum_, self.owed[owner, part])
+                of_hosts.append(mine)
+            answer = encoded(functools.reduce(torch.add, of_hosts), self.owed[owner, part])
             self.owed[owner, part], result[part] = answer.residual, answer.received
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,28 +35,47 @@ def gradient(rank: int, step: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> 
     return torch.randn(shape, generator=numbers) * 10.0 ** (step % 5 - 2)
 
 
-def body_sums(steps: int) -> list[Tensor]:
-    weight = nn.Parameter(torch.zeros(ROWS, COLUMNS))
-    optimizer = wrapped([weight], op=hvd.Sum)
-    sums = []
-    for step in range(steps):
-        weight.backward(gradient(hvd.rank(), step))
-        optimizer.synchronize()
-        assert weight.grad is not None
-        sums.append(weight.grad.clone())
-        with optimizer.skip_synchronize():
-            optimizer.step()
-        optimizer.zero_grad()
-    return sums
+@contextmanager
+def on_hosts(hosts: Sequence[int]) -> Iterator[None]:
+    """A job whose launcher says that the ranks are on these hosts; none: on those they are on."""
+    env = {}
+    if hosts:
+        own = hosts[hvd.rank()]
+        env["LOCAL_RANK"] = str(hosts[: hvd.rank()].count(own))
+        env["LOCAL_WORLD_SIZE"] = str(hosts.count(own))
+    with new_job(env):
+        yield
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_sums_are_those_of_one_process_with_the_same_codes(ranks: RankFactory, size: int) -> None:
+def body_sums(steps: int, hosts: Sequence[int]) -> list[Tensor]:
+    with on_hosts(hosts):
+        weight = nn.Parameter(torch.zeros(ROWS, COLUMNS))
+        optimizer = wrapped([weight], op=hvd.Sum)
+        sums = []
+        for step in range(steps):
+            weight.backward(gradient(hvd.rank(), step))
+            optimizer.synchronize()
+            assert weight.grad is not None
+            sums.append(weight.grad.clone())
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            optimizer.zero_grad()
+        return sums
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts"),
+    [(2, []), (3, []), (3, [0, 0, 1]), (3, [0, 1, 0]), (4, [0, 0, 1, 1]), (4, [0, 1, 1, 1])],
+)
+def test_sums_are_those_of_one_process_with_the_same_codes(
+    ranks: RankFactory, size: int, hosts: list[int]
+) -> None:
     steps, elements = 12, ROWS * COLUMNS
     place = (elements + 1 + 15) // 16 * 16  # 64 bytes
     shards = [native.shard_of(place, rank, size) for rank in range(size)]
-    oracle = Ranks([slice(begin, begin + length) for begin, length in shards], place - 1)
-    of_ranks = ranks(size).run(body_sums, steps)
+    parts = [slice(begin, begin + length) for begin, length in shards]
+    oracle = Ranks(parts, place - 1, hosts or None)
+    of_ranks = ranks(size).run(body_sums, steps, hosts)
     for step in range(steps):
         padded = [torch.zeros(place - 1) for _ in range(size)]
         for rank in range(size):
@@ -104,16 +123,16 @@ def train(optimizer: Any, parameters: list[nn.Parameter], step: int) -> Tensor:
 
 
 @contextmanager
-def slow_link() -> Iterator[None]:
+def slow_link(hosts: Sequence[int] = ()) -> Iterator[None]:
     """A job whose engine takes its link for one on which nothing but the bytes counts."""
-    with new_job({}):
+    with on_hosts(hosts):
         engine_host(0, range(hvd.size()))._link = LinkModel(0.0, 0.0, 1e-6)
         yield
 
 
-def body_account(steps: int, late: bool, compression: str) -> Account:
+def body_account(steps: int, late: bool, compression: str, hosts: Sequence[int]) -> Account:
     """Weights that are the sum of all gradients, through trials and new registrations."""
-    with slow_link():
+    with slow_link(hosts):
         return account(steps, late, getattr(hvd.Compression, compression))
 
 
@@ -144,14 +163,24 @@ def account(steps: int, late: bool, compression: Any) -> Account:
 
 
 @pytest.mark.parametrize(
-    ("late", "compression"), [(False, "int8"), (True, "int8"), (False, "auto"), (False, "bf16_ef")]
+    ("late", "compression", "hosts"),
+    [
+        (False, "int8", []),
+        (True, "int8", []),
+        (False, "auto", []),
+        (False, "bf16_ef", []),
+        (True, "int8", [0, 1, 1]),
+    ],
 )
 def test_nothing_is_lost_through_trials_and_new_registrations(
-    three_ranks: RankPool, late: bool, compression: str
+    three_ranks: RankPool, late: bool, compression: str, hosts: list[int]
 ) -> None:
-    accounts = three_ranks.run(body_account, 120, late, compression)
+    accounts = three_ranks.run(body_account, 120, late, compression, hosts)
     for other in accounts[1:]:
         assert torch.equal(other.weights, accounts[0].weights)
+    for host in set(hosts):  # one rank of a host sends what its ranks owe
+        debts = [a.owed != 0 for a, other in zip(accounts, hosts, strict=True) if other == host]
+        assert sum(debts).max() <= 1
     produced = sum(account.produced for account in accounts)
     owed = sum(account.owed for account in accounts)
     error = (accounts[0].weights + produced - owed).abs().max()

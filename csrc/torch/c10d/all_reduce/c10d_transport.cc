@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <future>
+#include <numeric>
 #include <thread>
 
 #include "base/error.h"
@@ -17,8 +18,9 @@
 //
 // `begin` is called in the agreed order, so all ranks call the same collectives in the same order,
 // as torch.distributed requires. A whole sum is one all-reduce in place. A half is a reduce-scatter
-// or an all-gather of this rank's shard, in one of the forms of
-// split_all_reduce.cc, or encoded (coded_halves.cc).
+// or an all-gather of this rank's shard, in one of the forms of split_all_reduce.cc, or encoded
+// (coded_halves.cc); or, where several ranks share a host, encoded in several hops
+// (coded_halves.cc).
 //
 // On the CPU the collective's future calls back when the bytes are there. On a device the future
 // completes when the work is enqueued (NCCL), or has run on the host (Gloo). Transfers therefore
@@ -42,7 +44,11 @@ std::exception_ptr errorOf(const c10::ivalue::Future& future) {
 } // namespace
 
 C10dTransport::C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group)
-    : group_(std::move(group)) {}
+    : group_(std::move(group)) {
+  std::vector<int> hosts(static_cast<std::size_t>(group_->getSize()));
+  std::iota(hosts.begin(), hosts.end(), 0);
+  setHosts(hosts, group_, nullptr, nullptr);
+}
 
 void C10dTransport::setHalfForms(HalfForm reduceScatter, HalfForm allGather) {
   reduceScatterForm_ = reduceScatter;
@@ -61,79 +67,135 @@ Rank C10dTransport::rank() const {
   return group_->getRank();
 }
 
-StartedTransfer C10dTransport::transferOf(const Sum& sum) {
+void C10dTransport::setHosts(
+    const std::vector<int>& hosts,
+    const CodedHalves::Group& between,
+    const CodedHalves::Group& scatter,
+    const CodedHalves::Group& gather) {
+  coded_ = std::make_shared<CodedHalves>(hosts, group_->getRank(), between, scatter, gather);
+}
+
+StartedTransfer C10dTransport::startOf(const Sum& sum) {
   if (sum.operation == Operation::kAllReduce) {
     std::vector<at::Tensor> tensors{sum.tensor};
     return {group_->allreduce(tensors), [] {}};
   }
-  const at::NoGradGuard noGrad;
   c10d::Backend& backend = *group_->getBackend(sum.tensor.device().type());
-  if (sum.operation == Operation::kAllGather) {
-    return sum.coding ? allGatherCoded(backend, sum.tensor, sum.coding, *parts_)
-                      : allGather(backend, sum.tensor, allGatherForm_, *parts_);
-  }
-  StartedTransfer half = sum.coding
-      ? reduceScatterCoded(backend, sum.tensor, sum.coding, *parts_)
+  return sum.operation == Operation::kAllGather
+      ? allGather(backend, sum.tensor, allGatherForm_, *parts_)
       : reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
-  half.finish = [sums = std::move(half.finish), reduced = sum.reduced] {
-    sums();
-    reduced();
-  };
-  return half;
+}
+
+/// A sum under way, or a half of one: the collectives that it takes, one behind the other.
+struct C10dTransport::Course {
+  Sum sum;
+  std::optional<c10::Stream> stream; ///< that carries the collectives; none on the CPU
+  std::vector<Hop> hops;
+  std::vector<std::uint64_t> places; ///< of the hops in their lanes
+  std::size_t now = 0;               ///< the hop under way
+
+  /// Ends with an error. Its later hops give way to other sums.
+  void fail(const std::exception_ptr& error) {
+    for (std::size_t hop = now + 1; hop < hops.size(); ++hop) {
+      hops[hop].lane->start(places[hop], [] {});
+    }
+    sum.done(error);
+  }
+};
+
+std::vector<Hop> C10dTransport::hopsOf(const Sum& sum) {
+  if (sum.coding) {
+    return sum.operation == Operation::kAllGather
+        ? coded_->allGather(sum.tensor, sum.coding, parts_)
+        : coded_->reduceScatter(sum.tensor, sum.coding, parts_);
+  }
+  return {{nullptr, [this, &sum] { return startOf(sum); }}};
 }
 
 void C10dTransport::begin(Sum sum) {
-  const c10::Device device = sum.tensor.device();
-  if (device.is_cpu()) {
-    const StartedTransfer transfer = transferOf(sum);
-    transfer.work->getFuture()->addCallback(
-        [done = std::move(sum.done), finish = transfer.finish](c10::ivalue::Future& future) {
-          if (future.hasError()) {
-            done(errorOf(future));
-            return;
-          }
-          try {
-            finish();
-          } catch (...) {
-            done(std::current_exception());
-            return;
-          }
-          done(nullptr);
-        },
-        /*uses_future=*/false);
+  const auto course = std::make_shared<Course>(Course{std::move(sum), {}, {}, {}});
+  const c10::Device device = course->sum.tensor.device();
+  if (!device.is_cpu()) {
+    course->stream = transferStream(device);
+    for (const std::shared_ptr<StreamEvent>& event : course->sum.behind) {
+      event->block(*course->stream);
+    }
+  }
+  course->hops = hopsOf(course->sum);
+  for (const Hop& hop : course->hops) {
+    course->places.push_back(hop.lane == nullptr ? 0 : hop.lane->announce());
+  }
+  proceed(course);
+}
+
+void C10dTransport::proceed(const std::shared_ptr<Course>& course) {
+  Lane* const lane = course->hops[course->now].lane;
+  if (lane == nullptr) {
+    launch(course);
     return;
   }
-  const c10::Stream stream = transferStream(device);
-  const c10::StreamGuard guard(stream);
-  for (const std::shared_ptr<StreamEvent>& event : sum.behind) {
-    event->block(stream);
-  }
-  const StartedTransfer transfer = transferOf(sum);
-  // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo). Only then
-  // can a stream wait for its device part. The callback does not use the future's value: otherwise
-  // PyTorch would make another stream wait for it.
+  lane->start(course->places[course->now], [self = shared_from_this(), course] {
+    try {
+      self->launch(course);
+    } catch (...) {
+      course->fail(std::current_exception());
+    }
+  });
+}
+
+// On a device the future completes when the work is enqueued (NCCL) or has run on the host (Gloo).
+// Only then can a stream wait for its device part. The callback does not use the future's value:
+// otherwise PyTorch would make another stream wait for it.
+void C10dTransport::launch(const std::shared_ptr<Course>& course) {
+  const at::NoGradGuard noGrad;
+  const c10::OptionalStreamGuard guard(course->stream);
+  const StartedTransfer transfer = course->hops[course->now].start();
   transfer.work->getFuture()->addCallback(
-      [self = shared_from_this(), stream, transfer, enqueued = std::move(sum.enqueued),
-       done = std::move(sum.done)](c10::ivalue::Future& future) {
+      [self = shared_from_this(), course, transfer](c10::ivalue::Future& future) {
         if (future.hasError()) {
-          done(errorOf(future));
+          course->fail(errorOf(future));
           return;
         }
         try {
-          std::shared_ptr<StreamEvent> event;
-          {
-            const c10::StreamGuard callbackGuard(stream);
-            transfer.work->synchronize(); // orders `stream`, not this thread, behind the work
-            transfer.finish();
-            event = self->record(stream);
-          }
-          enqueued(event);
-          self->watch(event, [done, transfer](const std::exception_ptr& error) { done(error); });
+          self->arrived(course, transfer);
         } catch (...) { // the future would swallow it, and nobody would hear of the end
-          done(std::current_exception());
+          course->fail(std::current_exception());
         }
       },
       /*uses_future=*/false);
+}
+
+void C10dTransport::arrived(
+    const std::shared_ptr<Course>& course,
+    const StartedTransfer& transfer) {
+  const bool isLast = course->now + 1 == course->hops.size();
+  std::shared_ptr<StreamEvent> event;
+  {
+    const at::NoGradGuard noGrad;
+    const c10::OptionalStreamGuard guard(course->stream);
+    if (course->stream) {
+      transfer.work->synchronize(); // orders the stream, not this thread, behind the work
+    }
+    transfer.finish();
+    if (isLast && course->sum.operation == Operation::kReduceScatter) {
+      course->sum.reduced();
+    }
+    if (isLast && course->stream) {
+      event = record(*course->stream);
+    }
+  }
+  if (!isLast) {
+    ++course->now;
+    proceed(course);
+    return;
+  }
+  if (!event) {
+    course->sum.done(nullptr);
+    return;
+  }
+  course->sum.enqueued(event);
+  watch(
+      event, [done = course->sum.done, transfer](const std::exception_ptr& error) { done(error); });
 }
 
 void C10dTransport::orderTransfersBehind(const c10::Device& device) {
@@ -146,14 +208,20 @@ void C10dTransport::orderTransfersBehind(const c10::Device& device) {
 void C10dTransport::abort() noexcept {
   try {
     const auto aborted = std::make_shared<std::promise<void>>();
-    std::thread([group = group_, aborted]() mutable {
+    std::vector<CodedHalves::Group> groups = coded_->groups();
+    if (groups.front() != group_) {
+      groups.push_back(group_);
+    }
+    std::thread([groups = std::move(groups), aborted]() mutable {
       nameThisThread("hvdo abort");
-      try {
-        group->abort();
-      } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-        // Some back ends cannot abort; their work then ends with the group's own timeout.
+      for (const CodedHalves::Group& group : groups) {
+        try {
+          group->abort();
+        } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+          // Some back ends cannot abort; their work then ends with the group's own timeout.
+        }
       }
-      group.reset(); // before the transport, whose thread waits here, lets go of it
+      groups.clear(); // before the transport, whose thread waits here, lets go of them
       aborted->set_value();
     }).detach();
     if (aborted->get_future().wait_for(kAbortTime) == std::future_status::timeout) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "torch/c10d/all_reduce/coded_halves.h"
 #include "torch/c10d/all_reduce/split_all_reduce.h"
 #include "torch/c10d/torch_transport.h"
 
@@ -31,7 +32,17 @@ class C10dTransport final : public TorchTransport,
   /// flight.
   void setHalfForms(HalfForm reduceScatter, HalfForm allGather);
 
+  /// Makes encoded sums travel in two levels; the same hosts on every rank. Nothing may be in
+  /// flight. The parameters are those of `CodedHalves`.
+  void setHosts(
+      const std::vector<int>& hosts,
+      const CodedHalves::Group& between,
+      const CodedHalves::Group& scatter,
+      const CodedHalves::Group& gather);
+
  private:
+  struct Course;
+
   void begin(Sum sum) override;
   [[nodiscard]] bool hasHalves() const override {
     return true;
@@ -39,13 +50,18 @@ class C10dTransport final : public TorchTransport,
   [[nodiscard]] int codingRanks() const override;
   [[nodiscard]] Shard shard(std::int64_t elements) const override;
   [[nodiscard]] Rank rank() const override;
-  StartedTransfer transferOf(const Sum& sum);
+  std::vector<Hop> hopsOf(const Sum& sum);
+  StartedTransfer startOf(const Sum& sum);
+  void proceed(const std::shared_ptr<Course>& course);
+  void launch(const std::shared_ptr<Course>& course);
+  void arrived(const std::shared_ptr<Course>& course, const StartedTransfer& transfer);
   [[nodiscard]] bool canIssueAhead() const override {
     return true;
   }
   c10::Stream transferStream(const c10::Device& device);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<CodedHalves> coded_;
   const std::shared_ptr<PartsPool> parts_ = std::make_shared<PartsPool>();
   std::atomic<HalfForm> reduceScatterForm_ = HalfForm::kCollective;
   std::atomic<HalfForm> allGatherForm_ = HalfForm::kCollective;

@@ -50,10 +50,13 @@ class MessageLayout final {
 /// How one slice travels: a message for each shard, and what this rank still owes to the sum of
 /// each element.
 ///
-/// Immutable, hence safe to share between threads, but for what `residual` holds.
+/// Safe to share between threads, but for what `residual` holds and where said.
 struct SliceCoding {
   std::vector<MessageLayout> shards; ///< by rank
   at::Tensor residual;               ///< float32, one for each element; undefined: none
+  /// Whether another rank may encode elements for which this rank's residual is not zero. Of the
+  /// slice's transfer, of which there is one at a time.
+  mutable bool addsDebts = true;
 };
 
 /// @param ranges of the slice, in order. @param size number of ranks.

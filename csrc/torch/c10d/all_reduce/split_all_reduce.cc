@@ -31,7 +31,17 @@ at::Tensor rangeOf(const at::Tensor& slice, Shard shard) {
   return slice.narrow(0, shard.begin, shard.length);
 }
 
-/// Adds up `count` equally long parts, in order.
+std::vector<std::int64_t> lengthsOf(std::int64_t elements, int size) {
+  std::vector<std::int64_t> lengths;
+  lengths.reserve(static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    lengths.push_back(shardOf(elements, rank, size).length);
+  }
+  return lengths;
+}
+
+} // namespace
+
 void sumParts(const at::Tensor& parts, int count, const at::Tensor& out) {
   if (!parts.is_cpu()) {
     const bool narrow = c10::isReducedFloatingType(parts.scalar_type());
@@ -48,17 +58,6 @@ void sumParts(const at::Tensor& parts, int count, const at::Tensor& out) {
   }
   sum(elementTypeOf(parts), inputs, static_cast<std::byte*>(out.mutable_data_ptr()), bytes);
 }
-
-std::vector<std::int64_t> lengthsOf(std::int64_t elements, int size) {
-  std::vector<std::int64_t> lengths;
-  lengths.reserve(static_cast<std::size_t>(size));
-  for (int rank = 0; rank < size; ++rank) {
-    lengths.push_back(shardOf(elements, rank, size).length);
-  }
-  return lengths;
-}
-
-} // namespace
 
 void copyInto(const at::Tensor& from, const at::Tensor& to) {
   if (from.is_cpu()) {

@@ -26,6 +26,10 @@ class PartsPool : public std::enable_shared_from_this<PartsPool> {
 /// threads for each thread that sends slices.
 void copyInto(const at::Tensor& from, const at::Tensor& to);
 
+/// Adds up `count` equally long parts, in order. 16-bit elements are added in float32 and rounded
+/// once.
+void sumParts(const at::Tensor& parts, int count, const at::Tensor& out);
+
 /// How a back end carries the halves.
 enum class HalfForm {
   kCollective, ///< its reduce-scatter, its all-gather
