@@ -21,6 +21,8 @@ def _cells(runs: Sequence[Document]) -> list[str]:
             what, optimum = setting["model"], f"{summary['optimum_s']:.3f}"
             if setting["ratio"] not in (1, None):
                 what += f" (ratio {setting['ratio']:g})"
+            if setting.get("ranks_per_host", 1) > 1:
+                what += f" ({setting['ranks_per_host']} ranks a host)"
             if setting["late"] != 1:
                 what += f" (last host {setting['late']:g} times as long)"
             if bounds := cell.get("clip_bounds"):
@@ -34,13 +36,20 @@ def _cells(runs: Sequence[Document]) -> list[str]:
                     f"{summary['local_s']:.3f}", f"{summary['wire_s']:.3f}", optimum,
                     f"{name} ({measured['note']})" if measured["note"] else name,
                     f"{system['step_s']:.3f}", f"{min(seconds):.3f} to {max(seconds):.3f}",
-                    f"{system['over_optimum']:.3f}", _over_ours(cell["systems"], name),
+                    _over_optimum(system), _over_ours(cell["systems"], name),
                     f"{100 * system['link_use']:.0f} %",
                     f"{statistics.mean(measured['cpu_s']):.2f}", run.commit,
                 ])  # fmt: skip
     header = ("model, hosts, Mbit/s", "local s", "wire s", "optimum s", "system", "step s",
               "range", "/ optimum", "/ hvd_order", "link", "processor s", "commit")  # fmt: skip
     return table(header, rows)
+
+
+def _over_optimum(system: Mapping[str, Any]) -> str:
+    """Beside it over the optimum with the bytes that the system sends, where these are fewer."""
+    over = system["over_optimum"]
+    own = system.get("over_own", over)
+    return f"{over:.3f}" + ("" if own == over else f" (with its bytes: {own:.3f})")
 
 
 def _over_ours(systems: Mapping[str, Any], name: str) -> str:

@@ -88,18 +88,28 @@ class Place:
 
 
 @contextlib.contextmanager
-def emulated_hosts(count: int, rate_mbit: float, log: TextIO | None = None) -> Iterator[Place]:
-    """Emulated hosts with a rank each, and links of the rate."""
+def emulated_hosts(
+    count: int, rate_mbit: float, log: TextIO | None = None, each: int = 1
+) -> Iterator[Place]:
+    """Emulated hosts with so many ranks each, and links of the rate."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(EmulatedHosts(count=count, rate_mbit=rate_mbit))
         groups = iter(range(10**6))
 
         def environment() -> list[dict[str, str]]:
-            found = [hosts.rank_environment(rank) for rank in range(count)]
+            found = [hosts.rank_environment(rank // each) for rank in range(count * each)]
             port = int(found[0]["MASTER_PORT"]) + 100 * next(groups)
-            return [{**each, "MASTER_PORT": str(port)} for each in found]
+            return [
+                {
+                    **of_host, "MASTER_PORT": str(port), "RANK": str(rank),
+                    "WORLD_SIZE": str(count * each), "LOCAL_RANK": str(rank % each),
+                    "LOCAL_WORLD_SIZE": str(each),
+                }
+                for rank, of_host in enumerate(found)
+            ]  # fmt: skip
 
-        yield Place(hosts, environment, log or stack.enter_context(_log()), stack)
+        where = hosts if each == 1 else _SharedHosts(hosts, each)
+        yield Place(where, environment, log or stack.enter_context(_log()), stack)
 
 
 @contextlib.contextmanager
@@ -127,6 +137,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+class _SharedHosts:
+    """Hosts with several ranks each."""
+
+    def __init__(self, hosts: Hosts, each: int) -> None:
+        self._hosts = hosts
+        self._each = each
+
+    def popen(self, rank: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        return self._hosts.popen(rank // self._each, command, **options)
 
 
 class _ThisHost:

@@ -40,6 +40,7 @@ class Trainer:
         note: what a reader of the results has to know, once the system has settled.
         messages: messages of the order agreement that this rank has sent since the last call.
         state_bytes: of optimizer state and master copies on this rank.
+        saved_bytes: what codes save of each gradient, by the name of its parameter.
     """
 
     step: Callable[[], None]
@@ -49,6 +50,7 @@ class Trainer:
     note: Callable[[], str] = lambda: ""
     messages: Callable[[], int] = lambda: 0
     state_bytes: Callable[[], int] = lambda: 0
+    saved_bytes: Callable[[], dict[str, int]] = dict
 
 
 def _trainer(
@@ -271,13 +273,17 @@ def hvd_order(
         optimizer.flush()
         hvd.shutdown()
 
+    def saved_bytes() -> dict[str, int]:
+        return {each.name: each.saved_bytes for each in optimizer.compression_report()}
+
     more: dict[str, Any] = {}
     if sharded:
         shards = optimizer._hvd_exchange.shards
         more["state_bytes"] = lambda: int(shards.size_bytes)
     return _trainer(
         work, work.model, optimizer, finish=optimizer.flush, settled=lambda: host.tuning_ended,
-        close=close, note=note, messages=lambda: host.engine.take_counts()[0], **more,
+        close=close, note=note, messages=lambda: host.engine.take_counts()[0],
+        saved_bytes=saved_bytes, **more,
     )  # fmt: skip
 
 

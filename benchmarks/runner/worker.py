@@ -167,7 +167,9 @@ class Worker:
         }
 
     def record(self, job: str, warm_up: int) -> dict[str, Any]:
-        """One steady step: when each layer ran, and how much had been sent when, from its start."""
+        """One steady step: when each layer ran, how much had been sent when, from its start; and
+        what codes save of each layer's bytes.
+        """
         trainer = self._jobs[job].trainer
         recorder = self._jobs[job].work.recorder
         self._barrier()
@@ -185,6 +187,7 @@ class Worker:
             "step_s": step_s,
             "layers": [(n, k, b - begin, e - begin) for n, k, b, e in recorder.events],
             "sent": [(at - begin, sent) for at, sent in samples],
+            "saved_bytes": self._jobs[job].work.by_layer(trainer.saved_bytes()),
         }
 
     def weights(self, job: str) -> list[float]:

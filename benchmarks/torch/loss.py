@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,51 @@ from benchmarks.runner.ranks import run_as_rank, run_ranks
 RANKS = 2
 CONTEXT, WIDTH, LAYERS, ROWS = 64, 64, 2, 16
 SYSTEMS = ("none", "int8", "int8 without feedback", "bf16_ef", "bf16")
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
+
+
+class Lion(torch.optim.Optimizer):
+    """Updates by signs, so that a small error of a gradient may turn a whole step.
+
+    Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2.
+    """
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates all parameters that have a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                mean = state.setdefault("mean", torch.zeros_like(parameter))
+                parameter.add_(mean.lerp(parameter.grad, 0.1).sign_(), alpha=-group["lr"])
+                mean.lerp_(parameter.grad, 0.01)
+
+
+OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, rate: torch.optim.SGD(parameters, lr=150 * rate, momentum=0.9),
+    "adamw": lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate),
+    "lion": lambda parameters, rate: Lion(parameters, lr=rate / 5),
 }
+
+
+class Task(Protocol):
+    """Something to learn.
+
+    Attributes:
+        rate: AdamW's learning rate; the others' follow from it.
+    """
+
+    rate: float
+
+    def model(self) -> nn.Module:
+        """A new model."""
+
+    def batch(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels for training; None: what is not trained on."""
 
 
 class Model(nn.Module):
@@ -48,39 +90,81 @@ class Model(nn.Module):
         return out
 
 
-def text() -> Tensor:
+class Text:
     """The standard library's top modules, as bytes."""
-    files = sorted(Path(os.__file__).parent.glob("*.py"))
-    return torch.frombuffer(
-        bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8
-    ).long()
+
+    rate = 2e-3
+    model = Model
+
+    def __init__(self) -> None:
+        files = sorted(Path(os.__file__).parent.glob("*.py"))
+        self._data = torch.frombuffer(
+            bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8
+        ).long()
+        self._cut = len(self._data) * 9 // 10
+
+    def batch(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """See `Task`."""
+        data, rows = self._data[: self._cut], ROWS
+        if generator is None:
+            data, rows, generator = self._data[self._cut :], 512, torch.Generator().manual_seed(0)
+        starts = torch.randint(len(data) - CONTEXT - 1, (rows,), generator=generator).tolist()
+        both = torch.stack([data[start : start + CONTEXT + 1] for start in starts])
+        return both[:, :-1], both[:, 1:]
 
 
-def batch(data: Tensor, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    starts = torch.randint(len(data) - CONTEXT - 1, (rows,), generator=generator).tolist()
-    both = torch.stack([data[start : start + CONTEXT + 1] for start in starts])
-    return both[:, :-1], both[:, 1:]
+class Digits:
+    """Images of handwritten digits, which scikit-learn brings along."""
+
+    rate = 1e-3
+
+    def __init__(self) -> None:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            sys.exit("the digits need scikit-learn: pip install scikit-learn")
+        found = load_digits()
+        order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
+        self._images = torch.tensor(found.images, dtype=torch.float32)[order].unsqueeze(1) / 16
+        self._labels = torch.tensor(found.target)[order].long()
+        self._cut = len(order) * 4 // 5
+
+    def model(self) -> nn.Module:
+        """See `Task`."""
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 16, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+    def batch(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """See `Task`."""
+        if generator is None:
+            return self._images[self._cut :], self._labels[self._cut :]
+        chosen = torch.randint(self._cut, (ROWS,), generator=generator)
+        return self._images[chosen], self._labels[chosen]
+
+
+TASKS: dict[str, type[Task]] = {"text": Text, "digits": Digits}
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
-def trained(system: str, optimizer_name: str, seed: int, steps: int) -> float:
-    """The loss on text that was not trained on."""
-    data = text()
-    cut = len(data) * 9 // 10
+def trained(task: Task, system: str, optimizer_name: str, seed: int, steps: int) -> float:
+    """The loss on what was not trained on."""
     torch.manual_seed(seed)
-    model = Model()
+    model = task.model()
     name, _, without = system.partition(" ")
     optimizer: Any = hvd.DistributedOptimizer(
-        OPTIMIZERS[optimizer_name](model.parameters()), model.named_parameters(),
+        OPTIMIZERS[optimizer_name](model.parameters(), task.rate), model.named_parameters(),
         compression=getattr(hvd.Compression, name),
     )  # fmt: skip
     mine = torch.Generator().manual_seed(1000 * seed + hvd.rank())
     for _ in range(steps):
         optimizer.zero_grad()
-        loss_of(model, *batch(data[:cut], ROWS, mine)).backward()
+        loss_of(model, *task.batch(mine)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if without:
@@ -89,36 +173,37 @@ def trained(system: str, optimizer_name: str, seed: int, steps: int) -> float:
                 if entry.residual is not None:
                     entry.residual.zero_()
     optimizer.flush()
+    model.eval()
     with torch.no_grad():
-        unseen = batch(data[cut:], 512, torch.Generator().manual_seed(0))
-        return loss_of(model, *unseen).item()
+        return loss_of(model, *task.batch(None)).item()
 
 
 def in_rank(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
-    for optimizer in options.optimizers:
-        for seed in range(options.seeds):
-            for system in SYSTEMS:
-                loss = trained(system, optimizer, seed, options.steps)
-                found.append({"optimizer": optimizer, "seed": seed, "system": system, "loss": loss})
-                if hvd.rank() == 0:
-                    print(f"{optimizer}, seed {seed}, {system}: {loss:.4f}", file=sys.stderr)
+    for name, optimizer in itertools.product(options.tasks, options.optimizers):
+        task = TASKS[name]()
+        for seed, system in itertools.product(range(options.seeds), SYSTEMS):
+            loss = trained(task, system, optimizer, seed, options.steps)
+            found.append({
+                "task": name, "optimizer": optimizer, "seed": seed, "system": system, "loss": loss,
+            })  # fmt: skip
+            if hvd.rank() == 0:
+                print(f"{name}, {optimizer}, seed {seed}, {system}: {loss:.4f}", file=sys.stderr)
     return found
 
 
 def measure(options: argparse.Namespace) -> Answer:
     runs = run_ranks(RANKS, sys.argv[1:], {"HVD_ORDER_TUNE": "0"})
     summary: dict[str, Any] = {}
-    for optimizer in options.optimizers:
-        print(f"{optimizer}: loss after {options.steps} steps, median and spread of the seeds")
+    for task, optimizer in itertools.product(options.tasks, options.optimizers):
+        print(
+            f"{task}, {optimizer}: loss after {options.steps} steps, median and spread of the seeds"
+        )
         for system in SYSTEMS:
-            losses = [
-                r["loss"] for r in runs if (r["optimizer"], r["system"]) == (optimizer, system)
-            ]
-            summary[f"{optimizer} {system}"] = {
-                "median": statistics.median(losses), "least": min(losses), "most": max(losses)
-            }  # fmt: skip
+            which = (task, optimizer, system)
+            losses = [r["loss"] for r in runs if (r["task"], r["optimizer"], r["system"]) == which]
             middle = statistics.median(losses)
+            summary[" ".join(which)] = {"median": middle, "least": min(losses), "most": max(losses)}
             print(f"  {system:<24} {middle:.4f}  [{min(losses):.4f}, {max(losses):.4f}]")
     return Answer({"runs": runs}, summary, {"ranks": RANKS})
 
@@ -128,6 +213,7 @@ if __name__ == "__main__":
         "loss", __doc__, measure,
         option("--steps", 1000, "of each run"),
         option("--seeds", 5),
+        option("--tasks", ["text"], "what is learnt", choices=list(TASKS)),
         option("--optimizers", list(OPTIMIZERS), "which", choices=list(OPTIMIZERS)),
         quick={"steps": 5, "seeds": 1},
         rank=lambda options: run_as_rank(

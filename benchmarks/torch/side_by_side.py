@@ -41,7 +41,15 @@ def measure(options: argparse.Namespace) -> Answer:
     failed = []
     settings = [
         Setting(
-            model, hosts, rate, ratio, options.rounds, options.steps, options.late, options.clip
+            model,
+            hosts,
+            rate,
+            ratio,
+            options.rounds,
+            options.steps,
+            options.late,
+            options.clip,
+            options.ranks_per_host,
         )
         for hosts, rate, model in itertools.product(
             options.hosts, options.rate_mbit, options.models
@@ -78,7 +86,10 @@ def _run_group(
     count: int, rate_mbit: float, settings: list[Setting], options: argparse.Namespace
 ) -> Iterator[CellResult]:
     """All cells that share their hosts; yields each as it is done."""
-    with emulated_hosts(count, rate_mbit) as place, contextlib.ExitStack() as stack:
+    with (
+        emulated_hosts(count, rate_mbit, each=options.ranks_per_host) as place,
+        contextlib.ExitStack() as stack,
+    ):
         torch_fleet = place.fleet(restless=False)
         local_fleet = torch_fleet
         if options.framework == "tensorflow":
@@ -188,6 +199,12 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     for name in options.systems:
         if name not in known:
             parser.error(f"{options.framework} has no system {name!r}: {', '.join(known)}")
+    if options.ranks_per_host < 1:
+        parser.error(f"--ranks-per-host {options.ranks_per_host}: at least 1 is needed")
+    if options.ranks_per_host > 1 and (
+        options.framework == "tensorflow" or "horovod" in options.systems
+    ):
+        parser.error("--ranks-per-host goes with PyTorch's systems")
     if options.late <= 0:
         parser.error(f"--late {options.late:g}: a factor above 0 is needed")
     if options.late != 1 and any(is_real(model) for model in options.models):
@@ -225,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "side_by_side", __doc__, measure,
         option("--models", ["resnet50"], choices=MODELS),
         option("--hosts", [2]),
+        option("--ranks-per-host", 1, "ranks that share a host's link"),
         option("--rate-mbit", [1000.0]),
         option("--ratio", [1.0], "computation over communication, of emulated models"),
         option("--late", 1.0, "the last host computes for so many times as long",

@@ -1,4 +1,4 @@
-"""Small models in float64, each with a way of its own to hold or read its parameters."""
+"""Small models, each with a way of its own to hold or read its parameters."""
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-def make_model(name: str, seed: int = 1) -> nn.Module:
+def make_model(name: str, seed: int = 1, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A model of a type; "flat" of float64 alone."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return MODELS[name]().double()
+        return MODELS[name]().to(dtype)

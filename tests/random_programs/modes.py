@@ -224,7 +224,7 @@ def to_half_and_back(world: World, number: int) -> None:
 
 @action(first=True)
 def to_same_device(world: World, number: int) -> None:
-    world.model.cpu().to("cpu", torch.float64)
+    world.model.cpu().to("cpu", world.dtype)
 
 
 @action(numbers=4, renews=True)

@@ -197,7 +197,7 @@ def add_parameters(world: World, number: int) -> None:
     world.kept.saved["grown"] = True
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        layer = torch.nn.Linear(2, 2).double()
+        layer = torch.nn.Linear(2, 2).to(world.dtype)
     world.model.append(layer)
     world.optimizer.add_param_group({"params": list(layer.parameters())})
 

@@ -80,6 +80,15 @@ class Program:
             tuple(tuple(map(Call.parse, step.split())) for step in steps),
         )
 
+    def in_codes(self) -> Program:
+        """The same with gradients in 8 bits, where all ranks do and see the same."""
+        setup = self.setup
+        options = {"coded", "same_rows", *setup.options} - {"sum"}
+        model = "perceptron" if setup.model == "flat" else setup.model
+        steps = (self.first, *self.steps)
+        first, *rest = (tuple(call for call in calls if call.rank is None) for calls in steps)
+        return Program(Setup(model, setup.optimizer, tuple(sorted(options))), first, tuple(rest))
+
     def listing(self) -> str:
         """For people: the program as calls, and what these do."""
         lines = [f"world = World({self.setup})"]

@@ -36,10 +36,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="with --each: these actions, with commas")
     parser.add_argument("--at-once", action="store_true", help="without deferred updates")
     parser.add_argument("--split", action="store_true", help="with split all-reduces")
+    parser.add_argument("--coded", action="store_true", help="with gradients in 8 bits")
     parser.add_argument("--same-rows", action="store_true", help="against plain programs alone")
     options = parser.parse_args()
     how = [name for name in ("at_once", "split", "same_rows") if getattr(options, name)]
-    judges = Judges(how)
+    judges = Judges(how, options.coded)
     try:
         if options.program:
             program = judges.changed(Program.parse(options.program))
@@ -60,15 +61,17 @@ def main() -> None:
 class Judges:
     """Judges programs, each thread on ranks of its own."""
 
-    def __init__(self, options: list[str]) -> None:
-        """``options``: what every program says beside its own."""
+    def __init__(self, options: list[str], coded: bool) -> None:
+        """``options``: what every program says beside its own; ``coded``: in 8 bits."""
         self._options = options
+        self._coded = coded
         self._mine = threading.local()
         self._pools: list[RankPool] = []
         self._starting = threading.Lock()
         self._ranks(1)  # the first pool starts what all others are forked from
 
     def changed(self, program: Program) -> Program:
+        program = program.in_codes() if self._coded else program
         options = program.setup.options
         more = tuple(name for name in self._options if name not in options)
         return replace(program, setup=replace(program.setup, options=(*options, *more)))

@@ -92,13 +92,18 @@ def judge(ranks: RankFactory, program: Program, timeout: float = 60.0) -> Verdic
         except (RanksHung, RankError) as error:
             return Verdict("FAILED", f"hang or crash\n{error}")
         alone: Outcome = running.result()[0]
-    verdict = compare(alone, found)
+    verdict = compare(alone, found, program.setup.coded)
     if any(outcome.failure and not outcome.failure.documented for outcome in found):
         several.close(kill=True)  # who knows what they wait for
     return verdict
 
 
-def compare(alone: Outcome, found: list[Outcome]) -> Verdict:
+def compare(alone: Outcome, found: list[Outcome], coded: bool) -> Verdict:
+    """Says how ranks have fared.
+
+    Args:
+        coded: one process has no codes, so its values are others; ranks have the same.
+    """
     failures = [outcome.failure for outcome in found]
     kinds = {None if failure is None else failure.kind for failure in failures}
     # What a rank raises because another one has left says nothing.
@@ -116,7 +121,8 @@ def compare(alone: Outcome, found: list[Outcome]) -> Verdict:
         others = "" if len(kinds) == 1 else f" (all: {kinds})"
         return Verdict("FAILED", f"{text}{others}\n{first.trace}")
     for rank, outcome in enumerate(found):
-        text = difference(alone.seen[rank], outcome.seen[rank])
+        wanted = found[0].seen[0] if coded else alone.seen[rank]
+        text = difference(wanted, outcome.seen[rank])
         if text:
             return Verdict("FAILED", f"rank {rank}, {text}")
     return Verdict("equal")

@@ -23,6 +23,7 @@ from random_programs.shrink import shortest
 KEPT = Path(__file__).with_name("kept.txt")
 RACES = 10  # runs of a program whose threads may meet in many ways
 QUICK = range(100_050, 100_110)  # seeds of the programs in `make test`: they have every action
+CODED = range(100_000, 100_020)
 MOST_ERRORS = 0.05  # share of programs that may end in an error
 
 
@@ -67,6 +68,17 @@ def test_random_programs(
     checked = Checked(ranks)
     for seed in QUICK:
         checked.check(program_from(seed))
+    checked.end(record_property)
+
+
+@pytest.mark.timeout(900)
+def test_random_programs_in_codes(
+    ranks: RankFactory, record_property: Callable[[str, object], None]
+) -> None:
+    """No process computes the same: ranks agree in every bit."""
+    checked = Checked(ranks)
+    for seed in CODED:
+        checked.check(program_from(seed).in_codes())
     checked.end(record_property)
 
 

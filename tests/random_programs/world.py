@@ -46,7 +46,8 @@ class Setup:
         options: "sum", "predivide": the operation; "unnamed": no names are given; "passes2": two
             backward passes a step; "small_slices": tensors are cut; "negotiated": the agreement;
             "split": norms are known before sums; "shutdown": the last reads come after
-            ``hvd.shutdown()``; "same_rows": all ranks have the rows of the first.
+            ``hvd.shutdown()``; "same_rows": all ranks have the rows of the first; "coded":
+            gradients travel in 8 bits, so parameters are float32.
     """
 
     model: str = "perceptron"
@@ -60,6 +61,10 @@ class Setup:
     @property
     def same_rows(self) -> bool:
         return "same_rows" in self.options
+
+    @property
+    def coded(self) -> bool:
+        return "coded" in self.options
 
     @property
     def passes(self) -> int:
@@ -112,6 +117,7 @@ class World:
 
     Attributes:
         rank: None in one process on the whole batch.
+        dtype: of parameters.
         model, optimizer: what is trained; actions may replace them.
         other, other_optimizer: a second model of the same job, made by the first action on it.
         kept: what the program holds on to.
@@ -123,7 +129,8 @@ class World:
         self.setup = setup
         self.rank = rank
         self.prefix = ""  # of parameters' names, where the job has another model at the same time
-        self.model = make_model(setup.model)
+        self.dtype = torch.float32 if setup.coded else torch.float64
+        self.model = make_model(setup.model, dtype=self.dtype)
         self.optimizer: Any = make_optimizer(setup.optimizer, self.model)
         self.other: nn.Module | None = None
         self.other_optimizer: Any = None
@@ -161,6 +168,8 @@ class World:
             return optimizer
         options = self.setup.options
         how: dict[str, Any] = {}
+        if self.setup.coded:
+            how["compression"] = hvd.Compression.int8
         if self.setup.is_sum:
             how["op"] = hvd.Sum
         elif "predivide" in options:
@@ -184,14 +193,14 @@ class World:
         self.in_halves(passes, optimizer, model)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Casts the model and its gradients to a type and back to float64.
+        """Casts the model and its gradients to a type and back.
 
         Not where gradients have a type of their own: PyTorch casts them whatever their
         ``grad_dtype``, and refuses to assign such a gradient afterwards.
         """
         if all(getattr(p, "grad_dtype", p.dtype) == p.dtype for p in self.parameters()):
             self.model.to(dtype)
-            self.model.double()
+            self.model.to(self.dtype)
 
     def in_halves(
         self,
@@ -289,7 +298,7 @@ class World:
 
     def common_rows(self) -> Tensor:
         """Inputs that are the same everywhere, for evaluations."""
-        return torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, WIDTH)
+        return torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, WIDTH).to(self.dtype)
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.runner.cells.bounds import ClipBounds, clipped_optimum_s, layer_s, optimum_s
+from benchmarks.runner.cells.bounds import ClipBounds, Events, clipped_optimum_s, layer_s, optimum_s
 from benchmarks.runner.cells.contestant import Contestant
 from benchmarks.runner.cells.planned import write_plan
 from benchmarks.runner.cells.weights import same_weights
@@ -46,6 +46,7 @@ class Setting:
         steps: measured steps of a system in each round.
         late: the last rank computes for so many times as long as the others.
         clip: all gradients are clipped to this global norm in every step; None: they are not.
+        ranks_per_host: they share the host's link, and add up the same model.
     """
 
     model: str
@@ -56,11 +57,18 @@ class Setting:
     steps: int = 5
     late: float = 1.0
     clip: float | None = None
+    ranks_per_host: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.ranks_per_host
 
     @property
     def label(self) -> str:
         """The model, and what is unusual about how it is trained."""
         late = f", late {self.late:g}" if self.late != 1 else ""
+        if self.ranks_per_host > 1:
+            late += f", {self.ranks_per_host} ranks a host"
         return self.model + late + ("" if self.clip is None else ", clipped")
 
     @property
@@ -80,6 +88,7 @@ class CellResult:
         recorded: one step of each system, see worker.py.
         same_weights: all systems ended with the same parameters, and so did all ranks (weights.py).
         clip_bounds: None without clipping.
+        own_optimum_s: of systems that send fewer bytes: the optimum with these.
     """
 
     setting: Setting
@@ -90,6 +99,7 @@ class CellResult:
     recorded: dict[str, Any]
     same_weights: bool
     clip_bounds: ClipBounds | None = None
+    own_optimum_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def local_s(self) -> float:
@@ -132,6 +142,7 @@ class CellResult:
                 name: {
                     "step_s": measured.step_s,
                     "over_optimum": measured.step_s / self.optimum_s,
+                    "over_own": measured.step_s / self.own_optimum_s.get(name, self.optimum_s),
                     "efficiency": self.overlap(name).efficiency,
                     "link_use": self.utilisation(name),
                     "cpu_s": sum(measured.cpu_s) / len(measured.cpu_s),
@@ -161,7 +172,7 @@ def run_cell(
     """
     total_bytes = size_bytes(setting.model)
     wire = torch_fleet.wire_s(total_bytes, _WIRE_ROUNDS)
-    compute_s = [(setting.ratio or 0.0) * statistics.median(wire)] * setting.hosts
+    compute_s = [(setting.ratio or 0.0) * statistics.median(wire)] * setting.ranks
     compute_s[-1] *= setting.late
     jobs: dict[str, Fleet] = {}
     results: dict[str, Measured] = {}
@@ -203,11 +214,29 @@ def run_cell(
     else:
         best_s, clip_bounds = clipped_optimum_s(*found)
     same = same_weights(weights, setting.clip is not None)
-    return CellResult(setting, total_bytes, wire_s, best_s, results, recorded, same, clip_bounds)
+    own_s = {
+        name: _own_optimum_s(each["saved_bytes"], *found)
+        for name, each in recorded.items()
+        if any(each.get("saved_bytes", [])) and setting.clip is None
+    }
+    return CellResult(
+        setting, total_bytes, wire_s, best_s, results, recorded, same, clip_bounds, own_s
+    )
+
+
+def _own_optimum_s(
+    saved_bytes: Sequence[int],
+    events: Events,
+    layer_bytes: Sequence[int],
+    local_s: float,
+    wire_s: float,
+) -> float:
+    sent = [size - saved for size, saved in zip(layer_bytes, saved_bytes, strict=True)]
+    return optimum_s(events, sent, local_s, wire_s * sum(sent) / sum(layer_bytes))
 
 
 def _check_memory(name: str, setting: Setting, total_bytes: int) -> None:
-    need = _COPIES * setting.hosts * total_bytes
+    need = _COPIES * setting.ranks * total_bytes
     available = psutil.virtual_memory().available
     if available < need:
         raise MemoryIsShort(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,10 +50,11 @@ class Workload:
 
     def layer_bytes(self) -> list[int]:
         """Size of the parameters of each child; what several read counts for the first."""
-        seen: set[torch.nn.Parameter] = set()
-        sizes = []
-        for child in self.model.children():
-            mine = set(child.parameters()) - seen
-            sizes.append(sum(parameter.nbytes for parameter in mine))
-            seen |= mine
-        return sizes
+        return self.by_layer({name: p.nbytes for name, p in self.model.named_parameters()})
+
+    def by_layer(self, amounts: Mapping[str, int]) -> list[int]:
+        """Sums of amounts by parameter name, for each child."""
+        layers = {name: 0 for name, _ in self.model.named_children()}
+        for name, amount in amounts.items():
+            layers[name.split(".", 1)[0]] += amount
+        return list(layers.values())

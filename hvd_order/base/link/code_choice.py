@@ -15,7 +15,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["TimedGradient", "choose_coded", "step_bound_s"]
 
@@ -42,6 +42,11 @@ class TimedGradient:
     def saved_s(self) -> float:
         """What fewer bits save on the link."""
         return 0.0 if self.coded_s is None else self.wire_s - self.coded_s
+
+    def on_link_at(self, share: float) -> TimedGradient:
+        """The same on a link that reaches so much of its rate."""
+        coded_s = None if self.coded_s is None else self.coded_s / share
+        return replace(self, wire_s=self.wire_s / share, coded_s=coded_s)
 
 
 def step_bound_s(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from hvd_order.torch.sums.gradient_buffers import GradientBuffers
 
 __all__ = ["CodedGradient"]
 
+_log = logging.getLogger("hvd_order")
+
+_LINK_SHARE = 0.8  # of its rate that slices reach while they also must come in time
 _FORWARD = 0.5  # the forward pass in units of the backward pass
 _BITS = {"int8": 8.125, "bfloat16": 16, "float16": 16}  # of an element
 _FORMATS = {
@@ -62,6 +66,7 @@ class GradientCoding:
         self.chooses = compression.chooses
         self.names: frozenset[str] = frozenset()
         self.active = not self.chooses
+        self._told = False  # that there is nothing to encode
 
     def why_impossible(self, buffers: GradientBuffers) -> str | None:
         """Why the devices cannot encode; None if they can."""
@@ -71,14 +76,21 @@ class GradientCoding:
                 return f"hvd_order has no kernels for {type_} here (hvd-order doctor says why)"
         return None
 
-    def prepare(self, entries: Sequence[ParameterEntry]) -> None:
+    def prepare(self, entries: Sequence[ParameterEntry], speaks: bool) -> None:
         """Takes all gradients that can travel in fewer bits, unless they are chosen later.
 
         Args:
             entries: in their places.
+            speaks: this rank says so if there are none.
         """
         possible = frozenset(entry.name for entry in entries if self._is_possible(entry))
         self.names = self.names & possible if self.chooses else possible
+        if speaks and entries and not possible and not self._told:
+            self._told = True
+            _log.warning(
+                "the compression encodes no gradient: biases and norms, float64 gradients and what "
+                "keep= names travel as they are"
+            )
 
     def _is_possible(self, entry: ParameterEntry) -> bool:
         return self._compression.encodes(entry.name, entry.parameter, entry.wire.dtype)
@@ -118,7 +130,11 @@ class GradientCoding:
                     work_s, wire_s, coded_s, error if 0 < error < math.inf else 1.0
                 )
             )
-        return sorted(timed[p].name for p in code_choice.choose_coded(compute_s, gradients))
+        chosen = code_choice.choose_coded(compute_s, gradients)
+        if chosen:  # the link is the limit, and must have time to spare when it no longer is
+            slower = [each.on_link_at(_LINK_SHARE) for each in gradients]
+            chosen = code_choice.choose_coded(compute_s, slower)
+        return sorted(timed[place].name for place in chosen)
 
     def wire_bytes(self, entries: Sequence[ParameterEntry]) -> int:
         """Size of all gradients on the wire."""

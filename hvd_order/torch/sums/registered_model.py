@@ -141,7 +141,7 @@ class RegisteredModel:
                 "none"
             )
         use_host_levels(self._channel)
-        self.coding.prepare(self.entries)
+        self.coding.prepare(self.entries, speaks=self._host.rank == 0)
 
     def choose_coded(self, coding: GradientCoding, link: LinkModel) -> None:
         """Chooses the gradients that travel in fewer bits from rank 0's times of the last step.

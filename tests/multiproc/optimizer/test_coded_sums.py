@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.jobs import SMALL, new_job
+from helpers.logged import logged
 from helpers.on_ranks import on_ranks
 from helpers.oracles.coded_sums import Ranks
 from helpers.ranks import RankFactory, RankPool
@@ -389,6 +390,18 @@ def test_kept_and_small_parameters_are_exact() -> None:
         for parameter in parameters
     ]
     assert exact == [True, True, False]
+
+
+@on_ranks(2)
+def test_a_model_without_anything_to_encode_is_told_once() -> None:
+    flat = nn.Parameter(torch.zeros(1000))
+    with logged() as messages:
+        optimizer = wrapped([flat])
+        for _ in range(4):
+            flat.sum().backward()
+            optimizer.step()
+    found = [text for text in messages if text.startswith("the compression encodes no gradient")]
+    assert len(found) == (hvd.rank() == 0)
 
 
 @on_ranks(2)
