@@ -31,6 +31,8 @@ class Outlook:
         split_s: slices in two halves, in consumption order, overlapping with the next forward pass.
             None: the program does not clip gradients by their global norm. If it does, the other
             ways have to await all gradients, and overlap with the backward pass only.
+        coded_s: as hvd_order's defaults send, with the gradients in 8 bits for which the link makes
+            the step longer. None: there are none, or the step is not clearly shorter with them.
     """
 
     ranks: int
@@ -41,6 +43,7 @@ class Outlook:
     order_s: float
     bound_s: float
     split_s: float | None = None
+    coded_s: float | None = None
 
     @property
     def gain(self) -> float:

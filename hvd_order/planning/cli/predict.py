@@ -135,7 +135,9 @@ def main(parsed: argparse.Namespace) -> int:
         usual if chooses and parsed.mode == "sync" else None,
     )  # fmt: skip
     if parsed.json:
-        write_json({"model": profile.model, "throughput": [asdict(row.found) for row in rows]})
+        write_json({"model": profile.model, "throughput": [
+            {**asdict(row.found), "coded_steps_per_s": row.coded} for row in rows
+        ]})  # fmt: skip
         return 0
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
     draw = functools.partial(draw_throughput, report.title, rows, parsed.batch)

@@ -60,6 +60,7 @@ def _numbers(profile: Profile, networks: Sequence[WhatIf]) -> dict[str, object]:
                 **dataclasses.asdict(outlook),
                 "gain": outlook.gain,
                 "possible_gain": outlook.possible_gain,
+                "coded_gradients": len(what_if.coded),
                 "mode": advice.mode,
                 "reason": advice.reason,
             }
@@ -99,7 +100,10 @@ def advise_main(parsed: argparse.Namespace) -> int:
         rate = network.bytes_per_s
         networks = [network if f == 1 else network.at_rate(f * rate) for f in _FACTORS]
         here = _FACTORS.index(1)
-    what_ifs = [WhatIf(graph, network, clipped=parsed.clipped) for network in networks]
+    what_ifs = [
+        WhatIf(graph, network, clipped=parsed.clipped, encodes=_encodes(profile))
+        for network in networks
+    ]
     if parsed.json:
         write_json(_numbers(profile, what_ifs))
         return 0
@@ -123,21 +127,32 @@ def plan_main(parsed: argparse.Namespace) -> int:
 
     profile = read_profile(parsed.profile)
     network = network_from(parsed, profile)
-    what_if = WhatIf(profile.graph("median"), network, parsed.servers, parsed.clipped)
+    what_if = WhatIf(
+        profile.graph("median"), network, parsed.servers, parsed.clipped, _encodes(profile)
+    )
     steps = [what_if.step(name) for name in what_if.ways]
+    ours = -2 if what_if.ways[-1] == "coded" else -1
     if parsed.json:
         ways = [{"title": step.title, "step_s": step.step_s} for step in steps]
-        numbers = {"model": profile.model, "bound_s": what_if.bound_s, "steps": ways}
+        numbers = {"model": profile.model, "bound_s": what_if.bound_s, "steps": ways,
+                   "coded": what_if.coded}  # fmt: skip
         write_json(numbers)
         return 0
     report = report_of(profile.model, what_if, steps)
     png = None if parsed.no_png else parsed.png or parsed.profile.with_suffix(".plan.png")
     Output(png, parsed.html).write(
         report,
-        lambda: draw_steps(f"{profile.model}: {network}", [steps[0], steps[-1]], what_if.bound_s),
+        lambda: draw_steps(
+            f"{profile.model}: {network}", [steps[0], *steps[ours:]], what_if.bound_s
+        ),
         "Gantt picture of the steps",
     )
     return 0
+
+
+def _encodes(profile: Profile) -> bool:
+    """Whether the profiled program's framework has ``Compression.auto``."""
+    return "tensorflow" not in profile.machine
 
 
 def _is_open(parsed: argparse.Namespace, profile: Profile) -> bool:

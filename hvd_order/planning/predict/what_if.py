@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from hvd_order.base.errors import InvalidUsage
@@ -16,11 +17,11 @@ from hvd_order.base.link.slice_settings import (
     SliceSettings,
     arrival_settings,
     best_settings,
-    reservation_lead_s,
 )
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.planning.bounds.clipped_bound import clipped_program_optimum_s
 from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.predict.coded import WORTH, coded_bytes, coded_transfers, in_order
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.scenario import named
 from hvd_order.planning.predict.simulate import (
@@ -40,7 +41,7 @@ from hvd_order.planning.predict.workload import workload_of
 
 __all__ = ["WayName", "WhatIf"]
 
-WayName = Literal["today", "arrival", "order", "split"]
+WayName = Literal["today", "arrival", "order", "split", "coded"]
 
 _STEPS = 12
 _QUICK_STEPS = 8
@@ -65,13 +66,19 @@ class WhatIf:
     """A model on a network."""
 
     def __init__(
-        self, graph: Graph, network: Network, servers: int | None = None, clipped: bool = False
+        self,
+        graph: Graph,
+        network: Network,
+        servers: int | None = None,
+        clipped: bool = False,
+        encodes: bool = True,
     ) -> None:
         """Takes the graph of one worker's step, with median times.
 
         Args:
             servers: parameter servers with links like the workers'; None: all-reduce.
             clipped: whether the program clips gradients by their global norm in every step.
+            encodes: whether the program's framework has ``Compression.auto``.
 
         Raises:
             InvalidUsage: no gradient travels: one worker without servers, or no gradients; or
@@ -93,6 +100,7 @@ class WhatIf:
         self.network = network
         self.servers = servers
         self.clipped = clipped
+        self.encodes = encodes
         self.size_bytes = sum(
             p.size_bytes for p, producers in zip(graph.parameters, graph.producers, strict=True)
             if producers
@@ -123,13 +131,30 @@ class WhatIf:
         return bound(self.graph, self.link)
 
     @property
+    def coded(self) -> list[str]:
+        """The gradients that travel in 8 bits where that pays; none where it does not."""
+        return list(self._coded_bytes) if self._coded_bytes and self.outlook().coded_s else []
+
+    @cached_property
+    def _coded_bytes(self) -> dict[str, int]:
+        can_encode = self.encodes and self.servers is None
+        return coded_bytes(self.graph, self.link) if can_encode else {}
+
+    @property
     def ways(self) -> list[WayName]:
-        """The ways of sending that `step` knows, today's first and that of our defaults last."""
-        return [name for name, _ in self._ways()]
+        """The ways of sending that `step` knows: today's first, that of our defaults last or, where
+        codes of 8 bits pay, before the one with them.
+        """
+        return [name for name, _ in self._ways() if name != "coded" or self.coded]
 
     def outlook(self) -> Outlook:
         """Step times of all ways of sending, and the bound."""
+        return self._outlook
+
+    @cached_property
+    def _outlook(self) -> Outlook:
         times = {name: self._played(way, _QUICK_STEPS).steady_s for name, way in self._ways()}
+        coded_s = times.pop("coded", None)
         return Outlook(
             self.network.ranks,
             self.graph.compute_s,
@@ -139,6 +164,7 @@ class WhatIf:
             times["order"],
             self.bound_s,
             times.get("split"),
+            coded_s if coded_s is not None and WORTH * coded_s < min(times.values()) else None,
         )
 
     def step(self, name: WayName) -> SimulatedStep:
@@ -173,23 +199,12 @@ class WhatIf:
     def _ways(self) -> Iterator[tuple[WayName, _AllReduceWay | _ServerWay]]:
         best = best_settings(self.link, self.size_bytes)
         sliced = f"in slices of {best.slice_bytes / 2**20:.3g} MiB, what is needed first first"
-        return (
-            self._all_reduces(best, sliced)
-            if self.servers is None
-            else self._on_servers(best, sliced)
-        )
+        return self._all_reduces(sliced) if self.servers is None else self._on_servers(best, sliced)
 
-    def _all_reduces(
-        self, best: SliceSettings, sliced: str
-    ) -> Iterator[tuple[WayName, _AllReduceWay]]:
-        link, message_s = self.link, self.network.message_latency_s
+    def _all_reduces(self, sliced: str) -> Iterator[tuple[WayName, _AllReduceWay]]:
+        message_s = self.network.message_latency_s
         work, network = workload_of(self.graph), self.network.all_reduce()
-        order = TransferSchedule(
-            best.slice_bytes,
-            best.credit_bytes,
-            control_latency_s=message_s,
-            reservation_lead_s=reservation_lead_s(link, best),
-        )
+        order = in_order(self.network, self.size_bytes)
         fused = arrival_settings(self.size_bytes)
         arrival = TransferSchedule(
             fused.slice_bytes, fused.credit_bytes, "arrival", control_latency_s=message_s
@@ -199,14 +214,17 @@ class WhatIf:
         if not self.clipped:
             yield "arrival", _AllReduceWay("as they come, overlapping", work, network, arrival)
             yield "order", _AllReduceWay(sliced, work, network, order)
-            return
-        awaited = replace(arrival, cross_iteration=False)
-        yield "arrival", _AllReduceWay("as they come, all awaited", work, network, awaited)
-        awaited = replace(order, cross_iteration=False)
-        yield "order", _AllReduceWay(f"{sliced}, all awaited", work, network, awaited)
-        lead_s = reservation_lead_s(link, replace(best, split=True))
-        halves = replace(order, split=True, reservation_lead_s=lead_s)
-        yield "split", _AllReduceWay(f"{sliced}, in halves", work, network, halves)
+        else:
+            awaited = replace(arrival, cross_iteration=False)
+            yield "arrival", _AllReduceWay("as they come, all awaited", work, network, awaited)
+            awaited = replace(order, cross_iteration=False)
+            yield "order", _AllReduceWay(f"{sliced}, all awaited", work, network, awaited)
+            halves = replace(order, split=True, reservation_lead_s=0.0)
+            yield "split", _AllReduceWay(f"{sliced}, in halves", work, network, halves)
+        if self._coded_bytes:
+            fewer = workload_of(self.graph, wire_bytes=self._coded_bytes)
+            coded = coded_transfers(self.network, order, self.clipped)
+            yield "coded", _AllReduceWay("the same, with 8 bits where it pays", fewer, *coded)
 
     def _on_servers(self, best: SliceSettings, sliced: str) -> Iterator[tuple[WayName, _ServerWay]]:
         seconds = [[op.duration_s for op in self.graph.ops]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.graph.graph import Graph
@@ -21,7 +22,11 @@ def consumption_order(graph: Graph) -> list[str]:
     return _in_order(graph, due_date(graph, LinkModel(0.0, 0.0, 0.0)))
 
 
-def workload_of(graph: Graph, priorities: Priorities | None = None) -> StepWorkload:
+def workload_of(
+    graph: Graph,
+    priorities: Priorities | None = None,
+    wire_bytes: Mapping[str, int] | None = None,
+) -> StepWorkload:
     """Converts ops and gradients for the simulator.
 
     The update ops become one update for each parameter, which can follow the arrival of its
@@ -30,6 +35,7 @@ def workload_of(graph: Graph, priorities: Priorities | None = None) -> StepWorkl
 
     Args:
         priorities: consumption order of the parameters; None: by first reader.
+        wire_bytes: what travels of some gradients, if it is not the gradient.
     """
     names = consumption_order(graph) if priorities is None else _in_order(graph, priorities)
     number = {name: i for i, name in enumerate(names)}
@@ -39,6 +45,7 @@ def workload_of(graph: Graph, priorities: Priorities | None = None) -> StepWorkl
 
     kept = [op for op in graph.ops if op.phase != "update" or op.produces]
     place = {op.name: i for i, op in enumerate(kept)}
+    sent = {**sizes, **(wire_bytes or {})}
     streams = {name: i for i, name in enumerate(graph.resources)}
     return StepWorkload(
         [
@@ -52,7 +59,7 @@ def workload_of(graph: Graph, priorities: Priorities | None = None) -> StepWorkl
             )
             for op in kept
         ],
-        [ScenarioParameter(name, sizes[name], sizes[name] * update_s_per_byte) for name in names],
+        [ScenarioParameter(name, sent[name], sizes[name] * update_s_per_byte) for name in names],
     )
 
 

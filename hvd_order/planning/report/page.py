@@ -12,8 +12,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ReportContent", "Section", "counted", "ms_text", "page_of", "table_lines", "text_of"]
+__all__ = [
+    "CODED_COLUMN",
+    "ReportContent",
+    "Section",
+    "counted",
+    "ms_text",
+    "page_of",
+    "table_lines",
+    "text_of",
+]
 
+CODED_COLUMN = (
+    "with 8 bits: compression=hvd.Compression.auto of PyTorch, as if all gradients were of float32 "
+    "and of two dimensions or more, which a profile does not know. -: it would choose none."
+)
 _STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}"
     "table{border-collapse:collapse}td,th{padding:.2em .9em;text-align:right;"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hvd_order.planning.predict.workers.comparison import Row
 from hvd_order.planning.predict.workers.throughput import Throughput, saturation
 from hvd_order.planning.report.drawing import new_figure, strip_frame
-from hvd_order.planning.report.page import ReportContent
+from hvd_order.planning.report.page import CODED_COLUMN, ReportContent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +47,8 @@ def throughput_report(
     head = ["servers, workers", unit, "95 %", "a worker", "link busy", "mean value", "bound",
             f"{formula}, fitted"]  # fmt: skip
     what = "steps" if batch is None else "samples"
+    encodes = mode == "allreduce"
+    head += ["with 8 bits"] * encodes
     if price is not None:
         head.append(f"price of 1,000,000 {what}")
     table = [head]
@@ -60,7 +62,7 @@ def throughput_report(
             f"{one.server_busy:.0%}" if one.servers else "-",
             *(
                 "-" if value is None else _rate(scale * value)
-                for value in (row.mean_value, row.bound, row.fitted)
+                for value in (row.mean_value, row.bound, row.fitted, *([row.coded] * encodes))
             ),
         ]
         if price is not None:
@@ -73,6 +75,8 @@ def throughput_report(
         f"95 %: interval of the mean over random draws. Mean value, bound: without overlap within "
         f"a step. {formula}: fitted to the predictions for up to 4 workers."
     )
+    if encodes:
+        facts.append(CODED_COLUMN)
     return ReportContent(f"{model}: predicted throughput", facts, table, [])
 
 

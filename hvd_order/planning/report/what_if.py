@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hvd_order.base.link.advice import Advice, advise
 from hvd_order.planning.predict.simulated_step import Idle, SimulatedStep, Wait
 from hvd_order.planning.predict.what_if import WhatIf
 from hvd_order.planning.report.page import (
+    CODED_COLUMN,
     ReportContent,
     Section,
     counted,
@@ -56,16 +58,17 @@ def report_of(model: str, what_if: WhatIf, steps: Sequence[SimulatedStep]) -> Re
     rows = [
         ["", "step", "x bound", "E", "S", "of possible", "computes", "waits", "link busy", "idle"]
     ]
-    for step in steps:
+    for name, step in zip(what_if.ways, steps, strict=True):
         overlap = step.overlap
+        bounded = name != "coded"  # the bound is that of all bytes
         rows.append(
             [
                 step.title,
                 ms_text(step.step_s),
-                f"{step.step_s / bound_s:.3f}",
+                _number(step.step_s / bound_s if bounded else None),
                 _number(overlap.efficiency),
                 _number(overlap.speedup),
-                _number(overlap.part_of_possible(bound_s)),
+                _number(overlap.part_of_possible(bound_s) if bounded else None),
                 ms_text(step.compute_s),
                 ms_text(step.wait_s),
                 ms_text(step.step_s - step.idle_s),
@@ -81,6 +84,7 @@ def report_of(model: str, what_if: WhatIf, steps: Sequence[SimulatedStep]) -> Re
     ]
     if what_if.servers is None:  # a mode of hvd_order is recommended, and it has no servers yet
         facts.append(_advice_fact(advise(what_if.outlook()), what_if.clipped))
+        facts += _codes_facts(what_if)
     sections = []
     for step in steps:
         sections.append(Section(f"{step.title}: when the link is idle", _idle_lines(step.idle)))
@@ -96,9 +100,9 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
         here: place of the requested network; None if there is none.
     """
     first = networks[0]
-    halves = ["in halves"] * first.clipped
+    halves, coded = ["in halves"] * first.clipped, ["with 8 bits"] * first.encodes
     rows = [["link", "gradients", "as today", "as they come", "in order", *halves, "bound", "gain",
-             "possible", "mode"]]  # fmt: skip
+             "possible", "mode", *coded]]  # fmt: skip
     advices = []
     for i, what_if in enumerate(networks):
         outlook = what_if.outlook()
@@ -112,6 +116,7 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
                 f"{100 * outlook.gain:.0f} %",
                 f"{100 * outlook.possible_gain:.0f} %",
                 advices[-1].mode,
+                *(["-" if outlook.coded_s is None else ms_text(outlook.coded_s)] * first.encodes),
             ]
         )  # fmt: skip
     lines = [
@@ -124,17 +129,31 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
         *table_lines(rows),
         "",
         _CLIPPED_COLUMNS if first.clipped else _COLUMNS,
+        *([CODED_COLUMN] * first.encodes),
     ]  # fmt: skip
     if any(round(100 * what_if.outlook().gain) < 0 for what_if in networks):
         lines += [_LOSES]
     if here is not None:
-        lines += ["", _advice_fact(advices[here], first.clipped)]
+        lines += ["", _advice_fact(advices[here], first.clipped), *_codes_facts(networks[here])]
     return "\n".join(lines) + "\n"
 
 
 def _advice_fact(advice: Advice, clipped: bool) -> str:
     mode = (_CLIPPED_MODES if clipped else _MODES)[advice.mode]
     return f"Recommended: {mode}. {advice.reason[0].upper()}{advice.reason[1:]}."
+
+
+def _codes_facts(what_if: WhatIf) -> list[str]:
+    """What fewer bits gain; nothing where they gain nothing."""
+    outlook = what_if.outlook()
+    if outlook.coded_s is None:
+        return []
+    plain_s = min(outlook.today_s, outlook.arrival_s, outlook.order_s, outlook.split_s or math.inf)
+    return [
+        f"compression=hvd.Compression.auto would take {len(what_if.coded)} of "
+        f"{counted(sum(map(bool, what_if.graph.producers)), 'gradient')} to 8 bits: "
+        f"{ms_text(outlook.coded_s)} instead of {ms_text(plain_s)}."
+    ]
 
 
 def _idle_lines(idle: Sequence[Idle]) -> list[tuple[float, str]]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.predict.coded import WORTH, coded_bytes
+from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
 from hvd_order.planning.predict.workers.fit import fit_optimus_async, fit_optimus_sync, fit_pollux
 from hvd_order.planning.predict.workers.throughput import (
@@ -35,12 +37,15 @@ class Row:
         bound: the most without overlap within a step; None without servers.
         fitted: Optimus' formula, with all-reduce Pollux', fitted to the predictions for up to four
             workers; None for too few of them.
+        coded: with the gradients in 8 bits on which all-reduces make the step wait; None: there are
+            none, or the step is not clearly shorter with them.
     """
 
     found: Throughput
     mean_value: float | None
     bound: float | None
     fitted: float | None
+    coded: float | None = None
 
 
 def parse_counts(text: str, what: str) -> list[int]:
@@ -95,7 +100,8 @@ def compare(
             predict_all_reduce(graph, step.compute_s, count, rate, latency_s) for count in workers
         ]
         return [
-            Row(one, None, None, fitted) for one, fitted in zip(found, _pollux(found), strict=True)
+            Row(one, None, None, fitted, _coded(one, graph, step.compute_s, rate, latency_s))
+            for one, fitted in zip(found, _pollux(found), strict=True)
         ]
     steps = {count: step if slices is None else step.in_slices(slices(count)) for count in workers}
     found = [
@@ -112,6 +118,21 @@ def compare(
         bound = upper_bound(think_s, stations, one.workers)
         rows.append(Row(one, mean_value, bound, fitted))
     return rows
+
+
+def _coded(
+    plain: Throughput, graph: Graph, compute_s: Sequence[float], rate: float, latency_s: float
+) -> float | None:
+    """Steps/s with ``Compression.auto``; None if it would choose nothing."""
+    if plain.workers == 1:
+        return None
+    coded = coded_bytes(graph, Network.of_ring(plain.workers, rate, latency_s).link)
+    if not coded:
+        return None
+    found = predict_all_reduce(
+        graph, compute_s, plain.workers, rate, latency_s, coded=coded
+    ).steps_per_s
+    return found if found > WORTH * plain.steps_per_s else None
 
 
 def _network(step: WorkerStep, cluster: Cluster, servers: int) -> tuple[float, list[float]]:

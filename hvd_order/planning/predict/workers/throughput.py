@@ -10,19 +10,20 @@ import math
 import random
 import statistics
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hvd_order._native import _core
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.link.slice_settings import best_settings, reservation_lead_s
 from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.predict.coded import coded_transfers, in_order
 from hvd_order.planning.predict.network import USUAL_LATENCY_S, Network
-from hvd_order.planning.predict.simulate import TransferSchedule, simulate
+from hvd_order.planning.predict.simulate import simulate
 from hvd_order.planning.predict.workers.transmission import POLICIES, TransmissionPolicy
 from hvd_order.planning.predict.workers.worker_step import Placement, WorkerStep
 from hvd_order.planning.predict.workload import workload_of
+from hvd_order.planning.steps.program import gradient_transfers
 
 __all__ = [
     "Cluster",
@@ -290,6 +291,7 @@ def predict_all_reduce(
     bytes_per_s: float,
     latency_s: float = USUAL_LATENCY_S,
     seed: int = 0,
+    coded: Mapping[str, int] | None = None,
 ) -> Throughput:
     """Predicts a job with a ring all-reduce, ordered by hvd_order with settings for the link.
 
@@ -300,6 +302,7 @@ def predict_all_reduce(
         graph: of one worker's step, median times.
         compute_s: computation of each measured step, as of `WorkerStep`: without updates.
         bytes_per_s: of each worker's link, each way.
+        coded: gradients that travel in 8 bits, and their bytes then, as of `coded_bytes`.
 
     Raises:
         InvalidUsage: less than one worker, or no bandwidth.
@@ -308,7 +311,9 @@ def predict_all_reduce(
         raise InvalidUsage(f"{workers} workers on links of {bytes_per_s} bytes/s; expected more")
     mean_s = statistics.fmean(compute_s)
     draw = random.Random(seed)
-    work = workload_of(graph)
+    work = workload_of(graph, wire_bytes=coded)
+    network = Network.of_ring(workers, bytes_per_s, latency_s)
+    size_bytes = sum(p.size_bytes for p in gradient_transfers(graph))
     # The measured steps are without the optimizer's ops.
     counted = [op for op in graph.ops if op.phase != "update" or op.produces]
     scale = mean_s / max(math.fsum(op.duration_s for op in counted), 1e-300)
@@ -318,15 +323,12 @@ def predict_all_reduce(
         if workers == 1:
             rates.append(1 / (slowness[0] * graph.compute_s))
             continue
-        network = Network.of_ring(workers, bytes_per_s, latency_s)
-        best = best_settings(network.link, sum(work.parameter_bytes))
-        schedule = TransferSchedule(
-            best.slice_bytes, best.credit_bytes, control_latency_s=latency_s,
-            reservation_lead_s=reservation_lead_s(network.link, best),
-        )  # fmt: skip
+        link, schedule = network.all_reduce(), in_order(network, size_bytes)
+        if coded:
+            link, schedule = coded_transfers(network, schedule, clipped=False)
         # The others wait for the slowest one, whatever their speed.
         ranks = [statistics.median(slowness), max(slowness)]
-        found = simulate(work, network.all_reduce(), schedule, ranks=ranks, steps=8)
+        found = simulate(work, link, schedule, ranks=ranks, steps=8)
         rates.append(workers / found.steady_s)
     # A job's rate is over its steps one after the other, hence the harmonic mean.
     times = [1 / rate for rate in rates]

@@ -204,7 +204,7 @@ def test_a_clipped_step_in_halves_by_hand() -> None:
     # device (waits for g0) .. f0 .. (g1)  f1 .. b1 ........ b0 ........
     # link   s0 ..... g0 ..... g1 ........                   s1 ........
     what_if = WhatIf(TWO_LAYERS, HUNDRED_MB_PER_S, clipped=True)
-    assert what_if.ways == ["today", "arrival", "order", "split"]
+    assert what_if.ways == ["today", "arrival", "order", "split", "coded"]
     assert what_if.bound_s == pytest.approx(1.5 + 1.5 + 2 + 1 + 4)
     step = what_if.step("split")
     assert step.step_s == pytest.approx(10, rel=0.01)
