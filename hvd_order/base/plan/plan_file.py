@@ -43,11 +43,14 @@ class Confirmed:
     Attributes:
         step_s: step time measured with the choice, on the slowest rank.
         ranks: number of ranks of the job that measured it.
+        coded: the parameters whose gradients ``Compression.auto`` sends in fewer bits; None: the
+            program did not leave that open.
     """
 
     slice_settings: SliceSettings
     step_s: float
     ranks: int
+    coded: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class Plan:
             _check_time(self.confirmed.step_s, '"confirmed" has "step_s"')
             _check_ranks(self.confirmed.ranks, '"confirmed"')
         check_parameters((*self.parameters, *self.idle))
+        known = {parameter.name for parameter in (*self.parameters, *self.idle)}
+        coded = (self.confirmed and self.confirmed.coded) or ()
+        if not known.issuperset(coded):
+            unknown = next(name for name in coded if name not in known)
+            raise InvalidUsage(f'"confirmed" has {unknown!r} in "coded"; the plan lacks it')
         listed = self.issue_order or ()
         if len(set(listed)) < len(listed):
             twice = next(name for name in listed if listed.count(name) > 1)
@@ -175,6 +183,7 @@ class Plan:
                 "split": done.slice_settings.split,
                 "step_s": done.step_s,
                 "ranks": done.ranks,
+                **({} if done.coded is None else {"coded": list(done.coded)}),
             },
             "order": self.order,
             "parameters": [asdict(parameter) for parameter in self.parameters],
@@ -238,9 +247,9 @@ def _candidate(content: Any, number: int, agreement: AgreementName) -> PlanCandi
 
 
 def _confirmed(content: Any, planned: AgreementName) -> Confirmed:
-    """Reads the choice of trials; files from before trials varied them lack the last four."""
+    """Reads the choice of trials; files from before trials varied them lack the last ones."""
     before = {"agreement": planned, "cross_iteration": True, "small_front": True, "split": False}
-    fields = Fields({**before, **content}, '"confirmed"')
+    fields = Fields({**before, "coded": None, **content}, '"confirmed"')
     settings = replace(
         _settings(fields),
         agreement=fields.choice("agreement", get_args(AgreementName)),
@@ -248,7 +257,8 @@ def _confirmed(content: Any, planned: AgreementName) -> Confirmed:
         small_front=fields.flag("small_front"),
         split=fields.flag("split"),
     )
-    confirmed = Confirmed(settings, fields.take("step_s", float), fields.take("ranks", int))
+    step_s, ranks = fields.take("step_s", float), fields.take("ranks", int)
+    confirmed = Confirmed(settings, step_s, ranks, fields.names("coded", optional=True))
     fields.end()
     return confirmed
 

@@ -66,6 +66,7 @@ class Tuning:
         self._counted_at = host.steps  # when hold-ups were last counted
         self._shared = host.shared
         config = host.job.config
+        self._confirmed = self._fitting_choice()
         self._advised = settings = self._advice()
         is_free = (
             config.slice_bytes is None
@@ -77,16 +78,24 @@ class Tuning:
         self._use(settings)
         self._tries = is_free and config.tune
         if self._tries:
-            confirmed = None if plan is None else plan.confirmed
-            if confirmed is None or confirmed.ranks != host.size:
+            if self._confirmed is None:
                 self._try_rivals()
             else:
-                self._detector = DriftDetector(confirmed.step_s)
+                self._detector = DriftDetector(self._confirmed.step_s)
         host.tuning_ended = self.done
         if plan is not None:
             self._log_plan(plan)
         if self.done:
             self._log_outlook(None if self._detector is None else self._detector.expected_s)
+
+    def _fitting_choice(self) -> Confirmed | None:
+        """The choice of an earlier run with as many ranks, if it was among what this one tries."""
+        confirmed = None if self._plan is None else self._plan.confirmed
+        if confirmed is None or confirmed.ranks != self._host.size:
+            return None
+        coding = self._model.coding
+        fits = confirmed.coded is None if coding is None else coding.fits(confirmed.coded)
+        return confirmed if all(self._channel.gather("the plan's choice", fits)) else None
 
     def _advice(self, again: bool = False) -> SliceSettings:
         may_be_split = (
@@ -96,14 +105,19 @@ class Tuning:
             self._channel, self._device, self._model.size_bytes, again, may_be_split
         )
         coding = self._model.coding
-        return settings if coding is None else self._with_codes(settings, coding)
+        return settings if coding is None else self._with_codes(settings, coding, again)
 
-    def _with_codes(self, settings: SliceSettings, coding: GradientCoding) -> SliceSettings:
+    def _with_codes(
+        self, settings: SliceSettings, coding: GradientCoding, again: bool
+    ) -> SliceSettings:
         """Chooses which gradients travel in fewer bits, and cuts them so that slices have the
         advised size on the wire.
         """
         model = self._model
-        if coding.chooses:
+        known = None if again or self._confirmed is None else self._confirmed.coded
+        if known is not None:
+            coding.names = frozenset(known)
+        elif coding.chooses:
             model.choose_coded(coding, self._host.link(self._device))
         if not coding.names:
             return settings
@@ -146,31 +160,34 @@ class Tuning:
         is_free = host.choice.ranks_sum and host.job.config.agreement is None
         planned = is_free and not host.shared
         others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
-        if self._advised.coded:
-            others = self._coded_and_not(others)
-        elif "split" in host.job.config.debug and self._advised.split:
+        if "split" in host.job.config.debug and self._advised.split and not self._advised.coded:
             others = [each for each in others if each.split]
+        tried = [*([host.slice_settings] if of_plan else []), *of_plan, *others]
+        if self._advised.coded:
+            tried = self._coded_and_not(tried, others[1:3])
         # All ranks try the same: rank 0's.
-        choices: list[SliceSettings] = self._channel.gather(
-            "settings to try",
-            distinct([*([host.slice_settings] if of_plan else []), *of_plan, *others]),
-        )[0]
+        choices: list[SliceSettings] = self._channel.gather("settings to try", distinct(tried))[0]
         self._tuner = Tuner(choices)
         if self._tuner.slice_settings != host.slice_settings:
             self._use(self._tuner.slice_settings)
 
-    def _coded_and_not(self, others: Sequence[SliceSettings]) -> list[SliceSettings]:
+    def _coded_and_not(
+        self, settings: Sequence[SliceSettings], waiting: Sequence[SliceSettings]
+    ) -> list[SliceSettings]:
         """Candidates with codes. If these are there to save time, some without come first: one of
         them stays unless codes are clearly faster.
+
+        Args:
+            waiting: of the settings, those that wait for all gradients.
         """
-        with_codes = [replace(each, split=True, coded=True) for each in others]
+        with_codes = [replace(each, split=True, coded=True) for each in settings]
         if self._model.coding is None or not self._model.coding.chooses:
             return with_codes
         plain = self._advised.scaled(self._model.wire_bytes / self._model.size_bytes)
         may_be_split = self._separable and self._model.read_by_norm
         without = [
             replace(each, coded=False, split=may_be_split and each.cross_iteration)
-            for each in (plain, *others[1:3])
+            for each in (plain, *waiting)
         ]
         return [*without, *with_codes]
 
@@ -297,9 +314,11 @@ class Tuning:
 
     def _note(self, step_s: float) -> None:
         if self._plan is not None:
-            followed_plan.note(
-                self._host, Confirmed(self._host.slice_settings, step_s, self._host.size)
-            )
+            settings, coding = self._host.slice_settings, self._model.coding
+            coded = None
+            if coding is not None and coding.chooses:
+                coded = tuple(sorted(coding.names)) if settings.coded else ()
+            followed_plan.note(self._host, Confirmed(settings, step_s, self._host.size, coded))
 
     def _log_plan(self, plan: Plan) -> None:
         if self._host.rank != 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,7 @@ class GradientCoding:
         self._compression = compression
         self.chooses = compression.chooses
         self.names: frozenset[str] = frozenset()
+        self._possible: frozenset[str] = frozenset()
         self.active = not self.chooses
         self._told = False  # that there is nothing to encode
 
@@ -83,14 +84,20 @@ class GradientCoding:
             entries: in their places.
             speaks: this rank says so if there are none.
         """
-        possible = frozenset(entry.name for entry in entries if self._is_possible(entry))
-        self.names = self.names & possible if self.chooses else possible
-        if speaks and entries and not possible and not self._told:
+        self._possible = frozenset(entry.name for entry in entries if self._is_possible(entry))
+        self.names = self.names & self._possible if self.chooses else self._possible
+        if speaks and entries and not self._possible and not self._told:
             self._told = True
             _log.warning(
                 "the compression encodes no gradient: biases and norms, float64 gradients and what "
                 "keep= names travel as they are"
             )
+
+    def fits(self, chosen: Collection[str] | None) -> bool:
+        """Whether an earlier run of this program may have made this choice; None: it made none."""
+        if chosen is None or not self.chooses:
+            return chosen is None and not self.chooses
+        return self._possible.issuperset(chosen)
 
     def _is_possible(self, entry: ParameterEntry) -> bool:
         return self._compression.encodes(entry.name, entry.parameter, entry.wire.dtype)

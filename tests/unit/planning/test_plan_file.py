@@ -68,6 +68,12 @@ parameters = st.lists(
 )  # fmt: skip
 
 
+def coded_of(known: tuple[GraphParameter, ...]) -> st.SearchStrategy[tuple[str, ...] | None]:
+    """What trials may have chosen to travel in codes: some gradients, none, or no choice."""
+    names = st.sampled_from([p.name for p in known]) if known else st.nothing()
+    return st.none() | st.lists(names, unique=True).map(tuple)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     both = tuple(draw(parameters))
@@ -84,7 +90,7 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(st.floats(0, 1e6)),
         both[travelling:],
         draw(st.none() | st.lists(st.text(), unique=True).map(tuple)),
-        draw(st.none() | st.builds(Confirmed, choices, seconds, ranks)),
+        draw(st.none() | st.builds(Confirmed, choices, seconds, ranks, coded_of(both))),
     )
 
 
@@ -130,6 +136,8 @@ def changed(content: dict[str, Any], path: list[Any], value: Any) -> dict[str, A
         (["idle", 0, "size_bytes"], "big", "parameter 0 of \"idle\" ('pooler.weight') has"),
         (["confirmed", "step_s"], None, '"confirmed" lacks "step_s"'),
         (["confirmed", "ranks"], -1, '"confirmed" has "ranks": -1'),
+        (["confirmed", "coded"], [7], '"confirmed" has "coded": [7]; expected names'),
+        (["confirmed", "coded"], ["gone"], '"confirmed" has \'gone\' in "coded"; the plan lacks'),
         (["issue_order", 0], "fc.bias", "\"issue_order\" has 'fc.bias' more than once"),
         (["issue_order"], [3], 'the plan has "issue_order": [3]; expected names'),
     ],
