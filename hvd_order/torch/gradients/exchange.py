@@ -35,7 +35,7 @@ from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, set_guard
 from hvd_order.torch.rank_check.check import RankCheck
 from hvd_order.torch.shards.model_shards import ModelShards
-from hvd_order.torch.sums.coding import CodedGradient
+from hvd_order.torch.sums.coding import CodedGradient, Owed
 from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.sum_use import SumUse
 from hvd_order.torch.updates import clean_room, overlap
@@ -100,6 +100,7 @@ class GradientExchange:
         self._trained = TrainedParameters(self, parts, steps, self._host.job.rank)
         self._trained.add(entries)
         self._rank_check = RankCheck(channel, optimizer, self._table)
+        self._owed: Owed = {}  # after the step before, if ranks talk after this one
         live_exchanges.add(self)
 
     # ---- parameters ---------------------------------------------------------------------------
@@ -176,6 +177,7 @@ class GradientExchange:
         for entry in self._updates.flush():
             entry.late = True
         self._rank_check.begin_step()
+        self._owed = self._model.owed() if self._rank_check.talks_next else {}
         if self._gradients.synchronized:  # and no step() followed: the gradients were given up
             self._gradients.reset()
         unfrozen = self._table.take_unfrozen()
@@ -327,7 +329,9 @@ class GradientExchange:
         self._overlap.note(self._table.entries, at_once, self._warm_up.order.complete)
         self._gradients.end()
         # Must come first: parameters are watched afterwards, and this is not a reader to record.
-        self._rank_check.step_taken(absent=joined)
+        owed = self._rank_check.step_taken({} if joined else self._owed, absent=joined)
+        if owed is not None and self._model.coding is not None and self._host.rank == 0:
+            self._model.coding.log_losses(owed)
         if not self._warm_up.order.complete:
             self._guard.find_compiled_regions()
         self._warm_up.step_taken(self._table.entries, self._guard, self.flush)

@@ -79,6 +79,11 @@ class RankCheck:
             settings = channel.gather("its class", optimizer_facts.class_of(optimizer))
             check_same_optimizer(dict(zip(host.ranks, settings, strict=True)))
 
+    @property
+    def talks_next(self) -> bool:
+        """Whether the ranks compare after the step that begins."""
+        return self._talks and _talk(self._steps + 1)
+
     def begin_step(self) -> None:
         """Handles the first gradients of a further step: every earlier update has been applied."""
         if self._compares and self._facts is None and self._steps >= 2 and _talk(self._steps + 1):

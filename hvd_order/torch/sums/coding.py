@@ -24,6 +24,8 @@ _log = logging.getLogger("hvd_order")
 _LINK_SHARE = 0.8  # of its rate that slices reach while they also must come in time
 _FORWARD = 0.5  # the forward pass in units of the backward pass
 _BITS = {"int8": 8.125, "bfloat16": 16, "float16": 16}  # of an element
+_MUCH = 0.05  # relative error of a sum that a line of the log names
+Owed = dict[str, tuple[float, float]]  # 2-norms of a rank's residual and of the sum, by name
 _FORMATS = {
     "int8": native.WireFormat.INT8,
     "bfloat16": native.WireFormat.BFLOAT16,
@@ -39,8 +41,9 @@ class CodedGradient:
         name: of the parameter.
         format: of what travels: ``"int8"``, ``"bfloat16"`` or ``"float16"``.
         saved_bytes: what its sum saves each step, of the bytes of the gradient.
-        relative_error: 2-norm of what codes of the last sum lack, relative to that of the sum; NaN
-            if the sum is gone (``zero_grad(set_to_none=False)``) or zero.
+        relative_error: 2-norm of what all ranks still owe to the sum, as if each owed as much as
+            this one, relative to that of the last sum; NaN if the sum is gone
+            (``zero_grad(set_to_none=False)``) or zero.
         residual_norm: 2-norm of what this rank still owes to the sum.
     """
 
@@ -60,9 +63,11 @@ class GradientCoding:
         active: whether they do now: trials also measure steps without.
     """
 
-    def __init__(self, compression: CodedSums) -> None:
-        """Takes what the program asks for."""
+    def __init__(self, compression: CodedSums, ranks: int) -> None:
+        """Takes what the program asks for, and the number of ranks."""
         self._compression = compression
+        self._ranks = ranks
+        self._named: set[str] = set()
         self.chooses = compression.chooses
         self.names: frozenset[str] = frozenset()
         self._possible: frozenset[str] = frozenset()
@@ -182,9 +187,43 @@ class GradientCoding:
                 )  # fmt: skip
         return report
 
+    def owed(self, entries: Sequence[ParameterEntry], buffers: GradientBuffers) -> Owed:
+        """What this rank owes to the last sums that came in codes; nothing may be in flight."""
+        return {
+            entry.name: (float(entry.residual.norm()), float(buffers.sum_of(entry).float().norm()))
+            for entry in entries
+            if self.active and entry.name in self.names and entry.residual is not None
+        }
+
+    def log_losses(self, of_ranks: Sequence[Owed]) -> None:
+        """Logs the sum that lacks most, if that is much and no line has named it.
+
+        Args:
+            of_ranks: `owed` of the same step, this rank's first.
+        """
+        lacks = {
+            name: math.hypot(*(owed[name][0] for owed in of_ranks if name in owed)) / norm
+            for name, (_, norm) in of_ranks[0].items()
+            if norm > 0 and name not in self._named
+        }
+        worst = max(lacks, key=lacks.__getitem__, default="")
+        if lacks.get(worst, 0.0) > _MUCH:
+            self._named.add(worst)
+            _log.info(
+                "codes lack %.0f %% of the last sum of '%s', which later sums make up for; "
+                "compression= with keep=[\"%s\"] sends it exactly",
+                100 * lacks[worst], worst, worst,
+            )  # fmt: skip
+
     def _error(self, entry: ParameterEntry, buffers: GradientBuffers) -> float:
         """What codes of the last sum lack, relative to it; NaN if there is none."""
         values = buffers.sum_of(entry)
-        lacks = torch.zeros_like(values, dtype=torch.float32)
-        native.encode(values, _FORMATS[self._compression.format], lacks)
-        return float(lacks.norm() / values.float().norm())
+        if self.active and entry.name in self.names and entry.residual is not None:
+            # Codes of a sum that came in codes lack nothing.
+            lack = math.sqrt(self._ranks) * entry.residual.norm()
+        else:
+            lacks = torch.zeros_like(values, dtype=torch.float32)
+            native.encode(values, _FORMATS[self._compression.format], lacks)
+            lack = lacks.norm()
+        norm = values.float().norm()
+        return float(lack / norm) if norm else math.nan

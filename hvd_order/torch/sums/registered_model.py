@@ -24,7 +24,7 @@ from hvd_order.torch.devices import synchronize
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.sums.arrivals import Arrivals
-from hvd_order.torch.sums.coding import CodedGradient, GradientCoding
+from hvd_order.torch.sums.coding import CodedGradient, GradientCoding, Owed
 from hvd_order.torch.sums.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.sums.norms import in_type
 from hvd_order.torch.sums.sum_use import SumUse
@@ -85,7 +85,9 @@ class RegisteredModel:
         self.arriving: Arrivals
         self.read_by_norm = False
         self.reads_maxima = False
-        self.coding = GradientCoding(compression) if isinstance(compression, CodedSums) else None
+        self.coding = (
+            GradientCoding(compression, host.size) if isinstance(compression, CodedSums) else None
+        )
         self._split = self._encodes
         self._with_maxima = False  # where all-reduces are split, and maxima fit
         self._by_need = False  # halves do not wait for what norms need
@@ -166,6 +168,10 @@ class RegisteredModel:
     def compression_report(self) -> list[CodedGradient]:
         """What travels in fewer bits; nothing may be in flight."""
         return [] if self.coding is None else self.coding.report(self.entries, self._buffers)
+
+    def owed(self) -> Owed:
+        """What this rank owes to sums in codes; nothing may be in flight."""
+        return {} if self.coding is None else self.coding.owed(self.entries, self._buffers)
 
     @property
     def wire_bytes(self) -> int:

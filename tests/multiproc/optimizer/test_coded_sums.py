@@ -461,3 +461,67 @@ def test_models_whose_gradients_are_all_sparse_have_nothing_to_encode() -> None:
             optimizer.step()
         assert table.weight[:2].tolist() == [[-2.0] * 4] * 2
         assert optimizer.compression_report() == []
+
+
+def body_outliers(kind: str, compression: str, keep: list[str], steps: int) -> list[str]:
+    """The lines about errors in codes, while `p0` has outliers of some kind, and `p1` none."""
+    how = getattr(hvd.Compression, compression)
+    parameters = [nn.Parameter(torch.zeros(80, 96)) for _ in range(2)]
+    with logged() as lines, slow_link():
+        optimizer = wrapped(parameters, compression=how(keep=keep))
+        for step in range(steps):
+            optimizer.zero_grad()
+            for number, parameter in enumerate(parameters):
+                numbers = torch.Generator().manual_seed(100 * step + 10 * number + hvd.rank())
+                grad = torch.randn(80 * 96, generator=numbers)
+                if number == 0 and kind != "none":
+                    grad[::256] = 1000.0 * (-1) ** (hvd.rank() if kind == "cancel" else 0)
+                parameter.backward(grad.view(80, 96))
+            optimizer.step()
+        optimizer.flush()
+    return [line for line in lines if "codes lack" in line]
+
+
+@pytest.mark.parametrize(
+    ("kind", "compression", "keep", "named"),
+    [
+        ("cancel", "int8", [], True),
+        ("cancel", "int8", ["p0"], False),  # travels exactly
+        ("cancel", "bf16_ef", [], False),
+        ("agree", "int8", [], False),  # they are most of the sum, and its codes hold them
+        ("none", "int8", [], False),
+    ],
+)
+def test_a_sum_of_which_codes_lack_much_is_named_once(
+    two_ranks: RankPool, kind: str, compression: str, keep: list[str], named: bool
+) -> None:
+    """Outliers that cancel between ranks: one a block takes the codes of all its neighbours."""
+    first, other = two_ranks.run(body_outliers, kind, compression, keep, 40)
+    assert other == [], "rank 0 logs"
+    assert len(first) == named
+    for line in first:
+        assert "of 'p0', which" in line
+        assert 'keep=["p0"]' in line
+        assert int(line.split("codes lack ")[1].split(" %")[0]) > 50
+
+
+def body_true_error() -> tuple[float, Tensor, Tensor]:
+    """What the report says, and what it is about: the residual, and the sum."""
+    weight = nn.Parameter(torch.zeros(80, 96))
+    optimizer = wrapped([weight], op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        weight.backward(gradient(hvd.rank(), step, (80, 96)))
+        optimizer.step()
+    optimizer.flush()
+    (coded,) = optimizer.compression_report()
+    (entry,) = optimizer._hvd_exchange._table.entries
+    assert weight.grad is not None
+    return coded.relative_error, entry.residual.flatten().clone(), weight.grad.flatten().clone()
+
+
+def test_the_reported_error_is_that_of_the_sum(three_ranks: RankPool) -> None:
+    found = three_ranks.run(body_true_error)
+    lack = torch.stack([residual for _, residual, _ in found]).sum(0).norm() / found[0][2].norm()
+    for error, *_ in found:
+        assert error == pytest.approx(lack.item(), rel=0.3)
