@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["TimedGradient", "choose_coded", "step_bound_s"]
+__all__ = ["TimedGradient", "choose_coded", "choose_to_spare", "step_bound_s"]
 
+_LINK_SHARE = 0.8
 _WORTH = 1.005  # a bound that is longer than computation by less is not
 
 
@@ -86,6 +87,15 @@ def choose_coded(compute_s: float, gradients: Sequence[TimedGradient]) -> list[i
         if _longest(gradients, order, coded)[0] > limit_s:
             coded.add(place)
     return sorted(coded)
+
+
+def choose_to_spare(compute_s: float, gradients: Sequence[TimedGradient]) -> list[int]:
+    """The gradients to send in fewer bits in a real job: where the link is the limit, so many that
+    it would keep pace even at part of its rate, which is what slices reach that must be in time.
+    """
+    if not choose_coded(compute_s, gradients):
+        return []
+    return choose_coded(compute_s, [each.on_link_at(_LINK_SHARE) for each in gradients])
 
 
 def _by_work(gradients: Sequence[TimedGradient]) -> list[int]:

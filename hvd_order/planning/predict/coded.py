@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvd_order.base.link.code_choice import TimedGradient, choose_coded
+from hvd_order.base.link.code_choice import TimedGradient, choose_to_spare
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import best_settings, reservation_lead_s
 from hvd_order.planning.graph.graph import Graph
@@ -35,7 +35,7 @@ def coded_bytes(graph: Graph, link: LinkModel) -> dict[str, int]:
         wire_s = each.size_bytes * link.seconds_per_byte
         work_s = each.release_s - (each.due_s - step_s)
         timed.append(TimedGradient(work_s, wire_s, _BITS * wire_s))
-    chosen = (transfers[place] for place in choose_coded(step_s, timed))
+    chosen = (transfers[place] for place in choose_to_spare(step_s, timed))
     return {each.name: int(_BITS * each.size_bytes) for each in chosen}
 
 

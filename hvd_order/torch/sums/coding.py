@@ -21,7 +21,6 @@ __all__ = ["CodedGradient"]
 
 _log = logging.getLogger("hvd_order")
 
-_LINK_SHARE = 0.8  # of its rate that slices reach while they also must come in time
 _FORWARD = 0.5  # the forward pass in units of the backward pass
 _BITS = {"int8": 8.125, "bfloat16": 16, "float16": 16}  # of an element
 _MUCH = 0.05  # relative error of a sum that a line of the log names
@@ -142,11 +141,7 @@ class GradientCoding:
                     work_s, wire_s, coded_s, error if 0 < error < math.inf else 1.0
                 )
             )
-        chosen = code_choice.choose_coded(compute_s, gradients)
-        if chosen:  # the link is the limit, and must have time to spare when it no longer is
-            slower = [each.on_link_at(_LINK_SHARE) for each in gradients]
-            chosen = code_choice.choose_coded(compute_s, slower)
-        return sorted(timed[place].name for place in chosen)
+        return sorted(timed[p].name for p in code_choice.choose_to_spare(compute_s, gradients))
 
     def wire_bytes(self, entries: Sequence[ParameterEntry]) -> int:
         """Size of all gradients on the wire."""

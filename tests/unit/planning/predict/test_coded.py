@@ -94,7 +94,8 @@ def test_codes_come_where_the_link_is_the_limit_and_no_more_than_it_needs(
         assert "coded" not in what_if.ways
         return
     assert found.coded_s == pytest.approx(max(3, communication * BITS), rel=0.05)
-    needed = (communication - 3) / (communication * (1 - BITS))
+    slower = communication / 0.8  # the link keeps pace at so much of its rate
+    needed = (slower - 3) / (slower * (1 - BITS))
     assert len(what_if.coded) == pytest.approx(min(needed, 1) * layers, abs=2)
     assert what_if.coded == [f"w{i}" for i in sorted(int(name[1:]) for name in what_if.coded)]
 
