@@ -189,6 +189,18 @@ def test_nothing_is_lost_through_trials_and_new_registrations(
     assert owed.abs().max() > (1e-4 if compression == "bf16_ef" else 0.01)  # it would be seen
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("compression", ["int8", "auto"])
+def test_ranks_stay_equal_over_thousands_of_steps(three_ranks: RankPool, compression: str) -> None:
+    accounts = three_ranks.run(body_account, 2_000, True, compression, [0, 0, 1], timeout=500)
+    for other in accounts[1:]:
+        assert torch.equal(other.weights, accounts[0].weights)
+    produced = sum(account.produced for account in accounts)
+    error = (accounts[0].weights + produced - sum(account.owed for account in accounts)).abs().max()
+    assert error < 0.01, error  # the roundings of 2,000 sums of up to 300 in float32
+
+
 def body_program(name: str) -> Tensor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(90, 120), nn.ReLU(), nn.Linear(120, 70), nn.Linear(70, 3))
