@@ -127,6 +127,26 @@ def test_work_of_updates_is_computation_too() -> None:
     assert coded_bytes(Graph(graph.parameters, (*ops, GraphOp("v", 2.0, ("u",)))), PER_MB) == {}
 
 
+def test_halves_cost_what_two_slices_cost() -> None:
+    costly = replace(NETWORK, link=LinkModel(0.0, 0.02, 1 / MB))
+    what_if = WhatIf(THREE_LAYERS, costly)
+    assert what_if.coded == ["w0"]
+    for name, cost_s in (("order", 0.02), ("coded", 0.04)):
+        step = what_if.step(name)  # type: ignore[arg-type]
+        slices = {each.name: each.size_bytes for each in step.sent}  # of this step or the last
+        bytes_s = sum(slices.values()) / MB
+        busy_s = sum(end_s - begin_s for begin_s, end_s in step.links["link"])
+        assert busy_s == pytest.approx(bytes_s + cost_s * len(slices), rel=0.02), name
+
+
+def test_updates_take_as_long_as_without() -> None:
+    ops = (*THREE_LAYERS.ops, GraphOp("u", 0.8, ("b0",), phase="update"))
+    work = workload_of(Graph(THREE_LAYERS.parameters, ops), wire_bytes={"w0": MB})
+    played = simulate(work, AllReduceScenario(0.0, 0.0), TransferSchedule(), steps=4, recorded=2)
+    took = {each.parameter: each.end_s - each.start_s for each in played.updates()}
+    assert took == pytest.approx({0: 0.6, 1: 0.1, 2: 0.1})
+
+
 def test_servers_and_frameworks_without_codes_have_none() -> None:
     ring = Network.of_ring(2, MB)
     assert WhatIf(THREE_LAYERS, ring, servers=1).coded == []
