@@ -132,14 +132,15 @@ class ListedOpGradientQueue {
   ListedOpGradientQueue(
       std::shared_ptr<Engine> engine,
       ModelId model,
-      const std::vector<PlaceTuple>& places) {
+      const std::vector<PlaceTuple>& places,
+      std::optional<TensorId> squares) {
     std::vector<OpGradientQueue::Place> made;
     made.reserve(places.size());
     for (const auto& [name, tensor, address, sizeBytes] : places) {
       // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has addresses as numbers
       made.push_back({tensor, reinterpret_cast<std::byte*>(address), sizeBytes, name});
     }
-    queue_ = OpGradientQueue::create(std::move(engine), model, std::move(made));
+    queue_ = OpGradientQueue::create(std::move(engine), model, std::move(made), squares);
     number_ = queues().add(queue_);
   }
   ListedOpGradientQueue(const ListedOpGradientQueue&) = delete;
@@ -185,8 +186,8 @@ void bindOpGradientQueue(py::module_& m) {
       .def(
           py::init<
               std::shared_ptr<Engine>, ModelId,
-              const std::vector<ListedOpGradientQueue::PlaceTuple>&>(),
-          py::arg("engine"), py::arg("model"), py::arg("places"))
+              const std::vector<ListedOpGradientQueue::PlaceTuple>&, std::optional<TensorId>>(),
+          py::arg("engine"), py::arg("model"), py::arg("places"), py::arg("squares") = py::none())
       .def_property_readonly("number", &ListedOpGradientQueue::number)
       .def_property_readonly("posts", &ListedOpGradientQueue::posts)
       .def(

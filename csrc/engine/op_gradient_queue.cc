@@ -18,6 +18,11 @@
 // idle position that has fewer posts sends zeros with a taker that drops the sum; a position under
 // way sends its zeros from `deliver`, one pass after the other.
 //
+// In a split layout the squares are one more position, behind the gradients, that nobody posts or
+// takes: they follow the passes by themselves. No gradient of a pass may be ready before the
+// squares of the pass before are done (scheduler.cc). One that comes earlier is held; it is
+// announced, so that its end can be listened for meanwhile.
+//
 // Invariants: a position has a taker only while it is posted; a taker given to `take` is finished
 // exactly once, at the latest by `close`; the engine is never called under mutex_, and no taker is
 // either.
@@ -40,10 +45,13 @@ class Nobody final : public OpGradientQueue::Taker {
 
 } // namespace
 
-std::shared_ptr<OpGradientQueue>
-OpGradientQueue::create(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places) {
+std::shared_ptr<OpGradientQueue> OpGradientQueue::create(
+    std::shared_ptr<Engine> engine,
+    ModelId model,
+    std::vector<Place> places,
+    std::optional<TensorId> squares) {
   std::shared_ptr<OpGradientQueue> made(
-      new OpGradientQueue(std::move(engine), model, std::move(places)));
+      new OpGradientQueue(std::move(engine), model, std::move(places), squares));
   made->thread_ = std::thread([made] { made->run(); });
   return made;
 }
@@ -51,8 +59,12 @@ OpGradientQueue::create(std::shared_ptr<Engine> engine, ModelId model, std::vect
 OpGradientQueue::OpGradientQueue(
     std::shared_ptr<Engine> engine,
     ModelId model,
-    std::vector<Place> places)
-    : engine_(std::move(engine)), model_(model) {
+    std::vector<Place> places,
+    std::optional<TensorId> squares)
+    : engine_(std::move(engine)), model_(model), gradients_(places.size()) {
+  if (squares) {
+    places.push_back({*squares, nullptr, 0, "the squares"});
+  }
   for (Place& place : places) {
     positions_.emplace_back().place = std::move(place);
   }
@@ -60,12 +72,13 @@ OpGradientQueue::OpGradientQueue(
 
 void OpGradientQueue::post(std::size_t position, const void* gradient, std::size_t sizeBytes) {
   const Place* place = nullptr;
+  bool withSquares = false;
   {
     const std::scoped_lock lock(mutex_);
     if (closed_) {
       std::rethrow_exception(closedError());
     }
-    if (position >= positions_.size()) {
+    if (position >= gradients_) {
       throw InvalidUsage(concat("there is no gradient number ", position));
     }
     place = &positions_[position].place; // never moves
@@ -79,12 +92,16 @@ void OpGradientQueue::post(std::size_t position, const void* gradient, std::size
           "the gradient of '", place->name,
           "' came again before its sum was taken: the last step was not finished"));
     }
-    begin(positions_[position]);
+    begin(positions_[position], nullptr);
     ++posts_;
+    withSquares = beginSquares();
   }
   std::memcpy(place->memory, gradient, sizeBytes);
   try {
-    engine_->tensorReady({model_, place->tensor});
+    if (withSquares) {
+      sendZeros(gradients_);
+    }
+    send(position);
   } catch (...) { // the engine has failed: no sum will come, and nobody shall wait for one
     const std::scoped_lock lock(mutex_);
     positions_[position].posted = false;
@@ -115,8 +132,10 @@ void OpGradientQueue::listen(std::size_t position, TensorId tensor) {
 }
 
 // Called under the lock.
-void OpGradientQueue::begin(Position& position) {
+void OpGradientQueue::begin(Position& position, std::unique_ptr<Taker> taker) {
   position.posted = true;
+  position.taken = taker != nullptr;
+  position.taker = std::move(taker);
   ++position.passes;
   if (position.passes > passes_) {
     passes_ = position.passes;
@@ -124,21 +143,52 @@ void OpGradientQueue::begin(Position& position) {
   }
 }
 
+// Called under the lock. Returns whether the squares of the newest pass are to be sent now.
+bool OpGradientQueue::beginSquares() {
+  if (positions_.size() == gradients_) {
+    return false;
+  }
+  Position& squares = positions_[gradients_];
+  squares.wanted = std::max(squares.wanted, passes_);
+  if (squares.posted || squares.passes == squares.wanted) {
+    return false;
+  }
+  begin(squares, std::make_unique<Nobody>());
+  return true;
+}
+
+// Marks a gradient that is in its place ready, or holds it.
+void OpGradientQueue::send(std::size_t position) {
+  const TensorKey tensor{model_, positions_[position].place.tensor};
+  if (position < gradients_ && gradients_ < positions_.size()) {
+    engine_->announce(tensor);
+    const std::scoped_lock lock(mutex_);
+    const Position& squares = positions_[gradients_];
+    const std::uint64_t squaresDone = squares.passes - (squares.posted ? 1 : 0);
+    if (positions_[position].passes > squaresDone + 1) {
+      held_.push_back(tensor);
+      return;
+    }
+  }
+  engine_->tensorReady(tensor);
+}
+
 // Called under the lock. Moves the taker into the position, or throws and leaves it.
 TensorId OpGradientQueue::accept(std::size_t position, std::unique_ptr<Taker>& taker) {
   if (closed_) {
     std::rethrow_exception(closedError());
   }
-  if (position >= positions_.size()) {
+  if (position >= gradients_) {
     throw InvalidUsage(concat("there is no gradient number ", position));
   }
   Position& own = positions_[position];
-  if (!own.posted || own.taker) {
+  if (!own.posted || own.taken) {
     throw InvalidUsage(concat(
         "the sum of '", own.place.name, "' was asked for ",
         own.posted ? "twice" : "before its gradient came"));
   }
   own.taker = std::move(taker);
+  own.taken = true;
   return own.place.tensor;
 }
 
@@ -183,22 +233,27 @@ void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const EndedExc
   }
   lock.lock();
   position.posted = false;
+  std::vector<TensorKey> due;
   if (error) {
     position.wanted = position.passes; // nothing more can be sent
+  } else if (ended.position == gradients_) {
+    due.swap(held_); // all of the next pass: no gradient comes twice before its sum is there
   }
   const bool again = position.passes < position.wanted && !closed_;
   if (again) {
-    position.taker = std::make_unique<Nobody>();
-    begin(position);
+    begin(position, std::make_unique<Nobody>());
   }
   lock.unlock();
   taker->finish(error);
   taker.reset();
-  if (again) {
-    try {
+  try {
+    if (again) {
       sendZeros(ended.position);
-    } catch (...) { // NOLINT(bugprone-empty-catch): whoever waits for these sums is told by others
     }
+    for (const TensorKey tensor : due) {
+      engine_->tensorReady(tensor);
+    }
+  } catch (...) { // NOLINT(bugprone-empty-catch): whoever waits for these sums is told by others
   }
   lock.lock();
   changed_.notify_all();
@@ -220,11 +275,11 @@ void OpGradientQueue::standIn(std::uint64_t pass) {
       Position& own = positions_[position];
       own.wanted = std::max(own.wanted, pass);
       if (!own.posted && own.passes < own.wanted) {
-        own.taker = std::make_unique<Nobody>();
-        begin(own);
+        begin(own, std::make_unique<Nobody>());
         idle.push_back(position);
-      } else if (own.posted && !own.taker) {
+      } else if (own.posted && !own.taken) {
         own.taker = std::make_unique<Nobody>();
+        own.taken = true;
         untaken.push_back(position);
       }
     }
@@ -247,10 +302,10 @@ void OpGradientQueue::standIn(std::uint64_t pass) {
 
 // Called after `begin`, with a taker that drops the sum.
 void OpGradientQueue::sendZeros(std::size_t position) {
-  const Place& place = positions_[position].place; // never moves
-  std::memset(place.memory, 0, place.sizeBytes);
+  const Place& place = positions_[position].place;          // never moves
+  std::fill_n(place.memory, place.sizeBytes, std::byte{0}); // squares have no memory here
   try {
-    engine_->tensorReady({model_, place.tensor});
+    send(position);
   } catch (...) { // the engine has failed
     const std::scoped_lock lock(mutex_);
     positions_[position].taker.reset();

@@ -47,8 +47,12 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
     virtual void finish(const std::exception_ptr& error) = 0;
   };
 
-  static std::shared_ptr<OpGradientQueue>
-  create(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places);
+  /// @param squares the tensor of the squares, if the layout is split; the queue sends them.
+  static std::shared_ptr<OpGradientQueue> create(
+      std::shared_ptr<Engine> engine,
+      ModelId model,
+      std::vector<Place> places,
+      std::optional<TensorId> squares = std::nullopt);
   OpGradientQueue(const OpGradientQueue&) = delete;
   OpGradientQueue& operator=(const OpGradientQueue&) = delete;
 
@@ -83,6 +87,7 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   struct Position {
     Place place;
     bool posted = false; // from `post` until the sum has been delivered
+    bool taken = false;  // a taker has been given
     std::unique_ptr<Taker> taker;
     std::uint64_t passes = 0; // posts so far, including zeros
     std::uint64_t wanted = 0; // posts required, with zeros if necessary
@@ -92,10 +97,16 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
     std::exception_ptr error;
   };
 
-  OpGradientQueue(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places);
+  OpGradientQueue(
+      std::shared_ptr<Engine> engine,
+      ModelId model,
+      std::vector<Place> places,
+      std::optional<TensorId> squares);
   TensorId accept(std::size_t position, std::unique_ptr<Taker>& taker);
   void listen(std::size_t position, TensorId tensor);
-  void begin(Position& position);
+  void begin(Position& position, std::unique_ptr<Taker> taker);
+  bool beginSquares();
+  void send(std::size_t position);
   void sendZeros(std::size_t position);
   void ended(std::size_t position, const std::exception_ptr& error);
   void run();
@@ -103,6 +114,7 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
 
   const std::shared_ptr<Engine> engine_;
   const ModelId model_;
+  const std::size_t gradients_; // number of positions that are posted and taken
 
   // Guards all members below. Taken after the engine's locks, never before. Takers are called
   // without it.
@@ -111,6 +123,7 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   std::condition_variable changed_; // for waitForPass and waitUntilIdle
   std::vector<Position> positions_;
   std::deque<EndedExchange> ended_;
+  std::vector<TensorKey> held_; // ready, once the squares of the pass before are done
   std::uint64_t posts_ = 0;
   std::uint64_t passes_ = 0;
   bool closed_ = false;

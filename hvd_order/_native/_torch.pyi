@@ -152,12 +152,19 @@ class OpGradientQueue:
     posts: int
     passes: int
 
-    def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: int,
+        places: list[tuple[str, int, int, int]],
+        squares: int | None = None,
+    ) -> None:
         """Opens the queue for a registered model.
 
         Args:
             places: name, TensorId, address and size in bytes of each gradient's part of its
                 buffer, which must outlive `close`.
+            squares: the tensor of the squares, if the layout is split; the queue sends them.
         """
 
     def stand_in(self, passes: int) -> None:

@@ -47,8 +47,9 @@ class Keeper final : public OpGradientQueue::Taker {
 
 class Ranks {
  public:
-  Ranks() : world_(LoopbackWorld::create(2)) {
-    const auto layout = std::make_shared<SliceLayout>(kTensors, 64);
+  explicit Ranks(bool split = false) : world_(LoopbackWorld::create(2)) {
+    const auto layout =
+        std::make_shared<SliceLayout>(kTensors, 64, true, split, false, 0, /*byNeed=*/split);
     for (Rank rank = 0; rank < 2; ++rank) {
       EngineOptions options;
       options.rank = rank;
@@ -56,11 +57,11 @@ class Ranks {
       engines_.push_back(
           std::make_shared<Engine>(options, world_->transport(rank), world_->control(rank)));
       engines_.back()->start();
-      memory_.emplace_back(2 * kFloats, 0.0F);
+      memory_.emplace_back(4 * kFloats, 0.0F); // also for squares
     }
     for (Rank rank = 0; rank < 2; ++rank) {
       float* memory = memory_[static_cast<std::size_t>(rank)].data();
-      world_->setBuffers(rank, 0, {memory});
+      world_->setBuffers(rank, 0, {memory, memory + 2 * kFloats});
       engine(rank)->addModel(0, layout, {});
       std::vector<OpGradientQueue::Place> places;
       for (TensorId tensor = 0; tensor < 2; ++tensor) {
@@ -68,7 +69,10 @@ class Ranks {
             {tensor, reinterpret_cast<std::byte*>(memory + tensor * kFloats),
              kFloats * sizeof(float), kTensors[tensor].name});
       }
-      queues_.push_back(OpGradientQueue::create(engine(rank), 0, std::move(places)));
+      queues_.push_back(
+          OpGradientQueue::create(
+              engine(rank), 0, std::move(places),
+              split ? std::optional(layout->squaresTensor()) : std::nullopt));
     }
   }
   ~Ranks() {
@@ -119,8 +123,10 @@ Values get(std::future<Values>& result) {
 
 } // namespace
 
-TEST(everyRankTakesTheSumAgainAndAgain) {
-  Ranks ranks;
+namespace {
+
+void takeAgainAndAgain(bool split) {
+  Ranks ranks(split);
   test::onThreads(2, [&](int rank) {
     for (int step = 0; step < 50; ++step) {
       std::vector<std::future<Values>> sums;
@@ -138,6 +144,37 @@ TEST(everyRankTakesTheSumAgainAndAgain) {
     }
   });
   CHECK_EQUAL(ranks.at(0).posts(), 100U);
+}
+
+} // namespace
+
+TEST(everyRankTakesTheSumAgainAndAgain) {
+  takeAgainAndAgain(false);
+}
+
+TEST(everyRankTakesTheSumOfHalves) {
+  takeAgainAndAgain(true);
+}
+
+TEST(aGradientWaitsForTheSquaresOfThePassBefore) {
+  Ranks ranks(true);
+  std::vector<std::future<Values>> sums;
+  for (int pass = 1; pass <= 2; ++pass) { // the second one while the other gradient is awaited
+    for (Rank rank = 0; rank < 2; ++rank) {
+      ranks.post(rank, 0, static_cast<float>(pass));
+      sums.push_back(ranks.take(rank, 0));
+    }
+    if (pass == 1) {
+      CHECK_EQUAL(get(sums[0]), Values(kFloats, 2.0F));
+      CHECK_EQUAL(get(sums[1]), Values(kFloats, 2.0F));
+    }
+  }
+  CHECK(sums[2].wait_for(0s) == std::future_status::timeout);
+  for (Rank rank = 0; rank < 2; ++rank) {
+    ranks.post(rank, 1, 7.0F);
+  }
+  CHECK_EQUAL(get(sums[2]), Values(kFloats, 4.0F));
+  CHECK_EQUAL(get(sums[3]), Values(kFloats, 4.0F));
 }
 
 TEST(mistakesAreSaid) {
@@ -196,8 +233,10 @@ TEST(closingEndsWhoWaits) {
   ranks.at(0).close();
 }
 
-TEST(aRankWithoutGradientsStandsIn) {
-  Ranks ranks;
+namespace {
+
+void standIn(bool split) {
+  Ranks ranks(split);
   ranks.post(1, 0, 0.0F); // of a step that this rank does not finish
   test::onThreads(2, [&](int rank) {
     for (std::uint64_t known = 0; rank == 1 && known < 20;) {
@@ -223,6 +262,16 @@ TEST(aRankWithoutGradientsStandsIn) {
   }
   auto sum = ranks.take(1, 0);
   CHECK_EQUAL(get(sum), Values(kFloats, 4.0F));
+}
+
+} // namespace
+
+TEST(aRankWithoutGradientsStandsIn) {
+  standIn(false);
+}
+
+TEST(aRankWithoutGradientsStandsInForHalves) {
+  standIn(true);
 }
 
 TEST(zerosFollowWhenASlotIsBack) {
