@@ -12,7 +12,8 @@ import math
 import torch
 
 from hvd_order._native import _torch as native
-from hvd_order.base.errors import HvdOrderError
+from hvd_order.base.errors import HvdOrderError, InvalidUsage
+from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.model_channel import ModelChannel
 
 __all__: list[str] = []
@@ -71,6 +72,27 @@ def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
             ),
         )
     return host.has_halves
+
+
+def why_no_halves(host: EngineHost) -> str | None:
+    """Why sums cannot travel in halves, whatever is summed; None if, so far, they can."""
+    if host.job.config.split == "never":
+        return "HVD_ORDER_SPLIT=never"
+    if host.size == 1:
+        return "there is one rank"
+    if not isinstance(host.transport, native.C10dTransport):
+        return "Horovod's engine or parameter servers carry the gradients"
+    if host.has_halves is False:
+        return "the back end of torch.distributed has no reduce-scatter or no all-gather"
+    return None
+
+
+def check_codes(obstacle: str | None) -> None:
+    """Raises InvalidUsage for gradients that are to be encoded and cannot be."""
+    if obstacle is not None:
+        raise InvalidUsage(
+            f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or none"
+        )
 
 
 def _times_s(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.coded_sums import CodesOfGradients
 
 __all__ = ["CodedSums", "Compression", "Compressor"]
-
-WireFormatName = Literal["int8", "bfloat16", "float16"]
 
 
 class Compressor:
@@ -77,57 +74,8 @@ class BF16Compressor(Compressor):
         return tensor.to(ctx)
 
 
-class CodedSums(Compressor):
-    """Fewer bits on the wire, and sums in float32 (csrc/torch/cuda/codes.h).
-
-    Each rank adds up its share of the decoded gradients in the order of the ranks, and encodes the
-    sum once. Only a `DistributedOptimizer` whose sums torch.distributed makes does this.
-
-    Attributes:
-        format: of what travels: ``"int8"``, ``"bfloat16"`` or ``"float16"``.
-        keep: parameters that travel exactly, as parts of their names.
-        chooses: only gradients on which the step waits for the link travel so.
-    """
-
-    def __init__(
-        self, format_: WireFormatName, keep: Iterable[str] = (), chooses: bool = False
-    ) -> None:
-        """Takes what its attributes say.
-
-        Raises:
-            ValueError: one of those is not text.
-        """
-        self.format = format_
-        self.chooses = chooses
-        self.keep = (keep,) if isinstance(keep, str) else tuple(keep)
-        if not all(isinstance(part, str) for part in self.keep):
-            raise ValueError(f"keep= takes parts of parameters' names, not {list(self.keep)}")
-
-    def __call__(self, keep: Iterable[str] = ()) -> CodedSums:
-        """The same with exceptions: ``Compression.int8(keep=["router"])``."""
-        return type(self)(self.format, keep, self.chooses)
-
-    def encodes(self, name: str, parameter: torch.Tensor, gradient: torch.dtype) -> bool:
-        """Whether the gradient of a parameter, of type `gradient`, travels in fewer bits.
-
-        Parameters with one dimension or none do not travel in 8 bits: biases and norms are few, and
-        one outlier among them would take the bits of its neighbours.
-        """
-        if self.format == "int8":
-            can = parameter.dim() > 1 and gradient != torch.float64
-        else:
-            can = gradient == torch.float32
-        return can and gradient.is_floating_point and not any(part in name for part in self.keep)
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Raises InvalidUsage."""
-        del tensor
-        raise InvalidUsage(
-            "Compression.int8, auto, bf16_ef and fp16_ef are for the gradients of a "
-            "DistributedOptimizer that are summed or averaged by torch.distributed; elsewhere use "
-            "Compression.bf16"
-        )
+class CodedSums(CodesOfGradients, Compressor):
+    """Sends codes of gradients, and adds up float32."""
 
 
 class Compression:

@@ -143,20 +143,6 @@ def check_sharded(uncompressed: bool, comm_is_allreduce: bool, is_adasum: bool) 
         raise InvalidUsage("sharded=True needs all-reduces: parameter servers have the state")
 
 
-def check_coded(is_adasum: bool, is_allreduce: bool) -> None:
-    """Refuses what sums of encoded gradients cannot be combined with."""
-    if is_adasum:
-        raise InvalidUsage(
-            "Compression.int8, bf16_ef and fp16_ef need sums or averages; Adasum has none. Use "
-            "Compression.bf16"
-        )
-    if not is_allreduce:
-        raise InvalidUsage(
-            "Compression.int8, bf16_ef and fp16_ef need all-reduces; parameter servers take "
-            "Compression.bf16 or none"
-        )
-
-
 def check_has_shards(is_sharded: bool) -> None:
     """Refuses `sharded_state_dict` of an optimizer of which each rank has the whole state."""
     if not is_sharded:

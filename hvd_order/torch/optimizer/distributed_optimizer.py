@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.optim import Optimizer
 
+from hvd_order.base.coded_sums import check_coded
 from hvd_order.base.config import Comm
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine.job import process
@@ -355,7 +356,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             is_coded or compression is Compression.none, is_allreduce, op == Adasum
         )
     if is_coded:
-        misuse.check_coded(op == Adasum, is_allreduce)
+        check_coded(op == Adasum, is_allreduce)
     if op == Adasum and size > 1:
         adasum_optimizer.distribute(
             optimizer, entries, compression, backward_passes_per_step, process_set,

@@ -104,7 +104,8 @@ class GradientCoding:
         return self._possible.issuperset(chosen)
 
     def _is_possible(self, entry: ParameterEntry) -> bool:
-        return self._compression.encodes(entry.name, entry.parameter, entry.wire.dtype)
+        dtype = str(entry.wire.dtype).removeprefix("torch.")
+        return bool(self._compression.format_of(entry.name, entry.parameter.dim(), dtype))
 
     def choice(
         self,

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hvd_order._native import _torch as native
-from hvd_order.base.errors import HvdOrderError, InvalidUsage
+from hvd_order.base.errors import HvdOrderError
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.engine import registration, static_plan, timeline
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.half_forms import check_codes, why_no_halves
 from hvd_order.engine.host_levels import use_host_levels
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.collectives.compression import CodedSums, Compressor
@@ -136,12 +137,8 @@ class RegisteredModel:
         """Raises InvalidUsage if sums are to be encoded and cannot."""
         if self.coding is None:
             return
-        obstacle = self._obstacle() or self.coding.why_impossible(self._buffers)
-        if obstacle is not None and self.entries:  # all gradients may be sparse
-            raise InvalidUsage(
-                f"sums of encoded gradients are not possible: {obstacle}. Use Compression.bf16 or "
-                "none"
-            )
+        if self.entries:  # all gradients may be sparse
+            check_codes(self._obstacle() or self.coding.why_impossible(self._buffers))
         use_host_levels(self._channel)
         self.coding.prepare(self.entries, speaks=self._host.rank == 0)
 
@@ -308,14 +305,9 @@ class RegisteredModel:
         ) and self._obstacle() is None
 
     def _obstacle(self) -> str | None:
-        if self._host.job.config.split == "never":
-            return "HVD_ORDER_SPLIT=never"
-        if self._host.size == 1:
-            return "there is one rank"
-        if not isinstance(self._host.transport, native.C10dTransport):
-            return "Horovod's engine or parameter servers carry the gradients"
-        if self._host.has_halves is False:
-            return "the back end of torch.distributed has no reduce-scatter or no all-gather"
+        obstacle = why_no_halves(self._host)
+        if obstacle is not None:
+            return obstacle
         if not self._buffers.can_be_split:
             return "gradients are on several devices, or not floating-point numbers"
         if not all(entry.casts or entry.on_wire for entry in self.entries):
