@@ -18,7 +18,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: int = Average,

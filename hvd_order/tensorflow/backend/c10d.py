@@ -20,6 +20,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine import registration, static_plan
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.engine_host import EngineHost, engine_host
+from hvd_order.engine.half_forms import check_codes, why_no_halves
 from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job
 from hvd_order.engine.model_channel import ModelChannel
@@ -235,13 +236,17 @@ class RegisteredGradients:
 
         Raises:
             ModelMismatch: the ranks have different gradients.
-            InvalidUsage: a rank has joined.
+            InvalidUsage: a rank has joined, or gradients are to be encoded and cannot be.
         """
+        self._encodes = any(each.format for each in gradients)
+        if self._encodes:
+            check_codes(why_no_halves(host))
         steps = _step_logs()
         steps.check_nobody_joined(
             "gradients are to be exchanged for the first time (a function that has them is traced)"
         )
-        mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
+        kinds = [" in ".join(filter(None, (each.dtype, each.format))) for each in gradients]
+        mine = [(str(i), gradients[i].shape, kinds[i]) for i in order]
         channel = ModelChannel(host, steps.next_key(host.process_set))
         with channel.turn():
             self._register(channel, gradients, order, mine)
@@ -269,16 +274,28 @@ class RegisteredGradients:
             settings = advised_settings(channel, torch.device("cpu"), laid_out.size_bytes)
             host.retune(settings, agreed.model)
         cut = host.slice_settings
-        layout = native.SliceLayout(laid_out.tensors, cut.slice_bytes, cut.small_front)
-        dtypes: list[torch.dtype] = [getattr(torch, name) for name in laid_out.dtypes]
+        # Codes travel in halves, and squares with them, though nobody reads norms here.
+        layout = native.SliceLayout(
+            laid_out.tensors, cut.slice_bytes, cut.small_front, self._encodes, by_need=self._encodes
+        )
+        squares = layout.squares_tensor if self._encodes else None
+        names = [*laid_out.dtypes, "float64"][: len(layout.buffer_bytes)]
+        dtypes: list[torch.dtype] = [getattr(torch, name) for name in names]
         self._flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)
             for dtype, size_bytes in zip(dtypes, layout.buffer_bytes, strict=True)
         ]
         plan = static_plan.arrival_plan(layout) if host.agreement == "planned" else []
         host.add_model(agreed.model, layout, self._flat, plan)
+        if self._encodes:
+            formats = native.WireFormat.__members__
+            host.transport.set_formats(
+                agreed.model,
+                [formats[gradients[i].format.upper() or "EXACT"] for i in laid_out.positions],
+                [torch.zeros_like(flat, dtype=torch.float32) for flat in self._flat[:-1]],
+            )
         places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
-        self._queue = native.OpGradientQueue(host.engine, agreed.model, places)
+        self._queue = native.OpGradientQueue(host.engine, agreed.model, places, squares)
         self._model = agreed.model
 
     @property

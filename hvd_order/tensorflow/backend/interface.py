@@ -75,11 +75,13 @@ class Gradient:
     Attributes:
         name: name for messages and the timeline; it may differ between ranks, since frameworks
             number the objects of a process.
+        format: of the codes that travel, as in `CodesOfGradients`; empty: the gradient does.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    format: str = ""
 
 
 class GradientModel(Protocol):
@@ -152,6 +154,7 @@ class Backend(Protocol):
 
         Raises:
             ModelMismatch: the ranks have different gradients.
+            InvalidUsage: gradients are to be encoded and cannot be.
         """
 
 

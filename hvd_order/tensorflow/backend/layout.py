@@ -47,8 +47,10 @@ class Arrangement:
         tensors, sizes = [], []
         for one in (gradients[position] for position in positions):
             buffer = buffers.setdefault(one.dtype, len(buffers))
-            size_bytes = math.prod(one.shape) * item_bytes(one.dtype)
-            padded = -(-max(size_bytes, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            item = item_bytes(one.dtype)
+            size_bytes = math.prod(one.shape) * item
+            # The transport takes the last element of each place for a use flag.
+            padded = -(-(size_bytes + item) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             sizes.append(size_bytes)
             tensors.append((one.name, padded, buffer))
         return cls(list(positions), tensors, sizes, list(buffers))

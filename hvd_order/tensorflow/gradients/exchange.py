@@ -22,7 +22,7 @@ from hvd_order.tensorflow.ops import process
 
 __all__ = ["VariableExchange", "close", "close_all", "exchange_of", "gradients_posted"]
 
-_Key = tuple[int, tuple[tuple[int, str], ...]]  # process set; id of each variable, dtype
+_Key = tuple[int, tuple[tuple[int, str, str], ...]]  # process set; variable's id, dtype, format
 
 
 class VariableExchange:
@@ -33,32 +33,24 @@ class VariableExchange:
     """
 
     def __init__(
-        self,
-        variables: Sequence[Any],
-        dtypes: Sequence[tf.DType],
-        names: Sequence[str],
-        process_set: int,
+        self, variables: Sequence[Any], gradients: Sequence[Gradient], process_set: int
     ) -> None:
         """Collective.
 
         Args:
             variables: variables of TensorFlow with fully known shapes.
-            dtypes: dtypes of the gradients as sent.
-            names: names of the variables, for messages.
+            gradients: their gradients as sent.
 
         Raises:
-            ModelMismatch: the ranks have gradients of different shapes or dtypes.
+            ModelMismatch: the ranks have gradients of different shapes, dtypes or formats.
+            InvalidUsage: gradients are to be encoded and cannot be.
         """
-        gradients = [
-            Gradient(name, tuple(variable.shape.as_list()), dtype.name)
-            for name, variable, dtype in zip(names, variables, dtypes, strict=True)
-        ]
         try:
             self.model: GradientModel = started_backend().register(
                 gradients, consumption_order(variables), process_set
             )
         except ModelMismatch as error:
-            here = ", ".join(f"{place}: {name}" for place, name in enumerate(names))
+            here = ", ".join(f"{place}: {each.name}" for place, each in enumerate(gradients))
             raise as_both(ModelMismatch, f"{error}. On this rank they are {here}") from None
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -125,12 +117,13 @@ _exchanges = _Exchanges()
 
 
 def exchange_of(
-    variables: Sequence[Any], dtypes: Sequence[tf.DType], names: Sequence[str], process_set: int
+    variables: Sequence[Any], gradients: Sequence[Gradient], process_set: int
 ) -> VariableExchange:
     """The exchange of these variables; the first call for them is collective."""
-    key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
+    pairs = zip(variables, gradients, strict=True)
+    key = (process_set, tuple((id(v), g.dtype, g.format) for v, g in pairs))
     if key not in _exchanges.by_key:
-        _exchanges.by_key[key] = VariableExchange(variables, dtypes, names, process_set)
+        _exchanges.by_key[key] = VariableExchange(variables, gradients, process_set)
         # A graph that can still run keeps its variables. So an exchange that lost one is unused;
         # drop it, since a new variable may get the same id.
         for variable in variables:

@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_order.base.coded_sums import check_coded
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
+from hvd_order.tensorflow.backend.interface import Gradient
 from hvd_order.tensorflow.gradients.exchange import VariableExchange, exchange_of
 from hvd_order.tensorflow.ops.collectives import allreduce
-from hvd_order.tensorflow.ops.compression import Compression, Compressor
+from hvd_order.tensorflow.ops.compression import CodedSums, Compression, Compressor
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of
 
 __all__ = ["GradientReducer", "Packed", "SortedOut", "scaled", "tensorflow_variable"]
@@ -59,21 +61,24 @@ class GradientReducer:
 
     Attributes:
         op: Average, Sum or Adasum.
+        compression: what each gradient goes through.
         gradient_predivide_factor: an average divides by this before the sum, by the rest after.
         sparse_as_dense: exchange ``tf.IndexedSlices`` as dense gradients.
+        codes: how the engine's gradients travel in codes, if they do.
     """
 
     op: ReduceOp = Average
-    compression: type[Compressor] = Compression.none
+    compression: type[Compressor] | Compressor = Compression.none
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     process_set: ProcessSet = global_process_set
+    codes: CodedSums | None = None
 
     @classmethod
     def checked(
         cls,
         op: int,
-        compression: type[Compressor],
+        compression: type[Compressor] | Compressor,
         sparse_as_dense: bool,
         gradient_predivide_factor: float,
         process_set: ProcessSet,
@@ -84,7 +89,18 @@ class GradientReducer:
             raise InvalidUsage(f"gradients cannot be combined by hvd.{chosen.name}")
         if gradient_predivide_factor != 1.0 and chosen != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        return cls(chosen, compression, sparse_as_dense, gradient_predivide_factor, process_set)
+        codes = compression if isinstance(compression, CodedSums) else None
+        if codes is not None:
+            compression = Compression.none
+            check_coded(chosen == Adasum, is_allreduce=True)
+            if codes.chooses:
+                raise InvalidUsage(
+                    "Compression.auto chooses by trials, which only hvd_order.torch makes; use "
+                    "Compression.int8 where the link is the bottleneck"
+                )
+        return cls(
+            chosen, compression, sparse_as_dense, gradient_predivide_factor, process_set, codes
+        )
 
     @tf.autograph.experimental.do_not_convert
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
@@ -143,9 +159,16 @@ class GradientReducer:
             for i in sorted_out.engine
         ]
         packed = Packed(variables, [wire for wire, _ in pairs], [context for _, context in pairs])
-        names = [getattr(sources[i], "path", sources[i].name) for i in sorted_out.engine]
-        dtypes = [wire.dtype for wire in packed.wires]
-        return packed, exchange_of(variables, dtypes, names, number_of(self.process_set))
+        described = [
+            self._described(sources[i], variable.shape, wire.dtype.name)
+            for i, variable, wire in zip(sorted_out.engine, variables, packed.wires, strict=True)
+        ]
+        return packed, exchange_of(variables, described, number_of(self.process_set))
+
+    def _described(self, source: Any, shape: Any, dtype: str) -> Gradient:
+        name = getattr(source, "path", source.name)
+        format_ = self.codes.format_of(name, shape.rank, dtype) if self.codes else ""
+        return Gradient(name, tuple(shape.as_list()), dtype, format_)
 
     def unpack(self, packed: Packed, sums: Sequence[Any]) -> list[Any]:
         """Restores gradients from the sums of the packed ones."""

@@ -32,7 +32,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -79,7 +79,7 @@ def PartialDistributedOptimizer(  # noqa: N802  (Horovod's name)
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -112,7 +112,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
 ) -> Any:
     """The reduction of all ranks' values: numbers, arrays or tensors of one shape."""
     return collectives.allreduce(
@@ -145,7 +145,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
     """Loads a saved model and wraps its optimizer in `DistributedOptimizer`.

@@ -71,7 +71,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -122,7 +122,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -307,7 +307,7 @@ def alltoall(
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -340,7 +340,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -353,7 +353,7 @@ def grouped_reducescatter(
 
 def _scatter(
     tensors: Sequence[Any],
-    compression: type[Compressor],
+    compression: type[Compressor] | Compressor,
     op: int,
     name: str | None,
     process_set: ProcessSet,

@@ -1,4 +1,4 @@
-"""Compression of tensors: none, or 16 bits an element."""
+"""What is sent in place of a tensor: the tensor itself, 16 bits an element, or codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Compression", "Compressor"]
+from hvd_order.base.coded_sums import CodesOfGradients
+
+__all__ = ["CodedSums", "Compression", "Compressor"]
 
 
 class Compressor:
@@ -65,9 +67,22 @@ class BF16Compressor(_CastCompressor):
     wire = tf.bfloat16
 
 
+class CodedSums(CodesOfGradients, Compressor):
+    """Sends codes of gradients, and adds up float32."""
+
+
 class Compression:
-    """The choices for ``compression=``."""
+    """The choices for ``compression=``.
+
+    ``fp16`` and ``bf16`` cast what is sent. ``fp16_ef``, ``bf16_ef`` and ``int8`` send codes of the
+    gradients of an optimizer or a tape, add up float32, and feed back what codes lack
+    (guides/fewer-bytes.md). ``auto`` is for PyTorch; here it is an error that says so.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    fp16_ef = CodedSums("float16")
+    bf16_ef = CodedSums("bfloat16")
+    int8 = CodedSums("int8")
+    auto = CodedSums("int8", chooses=True)
