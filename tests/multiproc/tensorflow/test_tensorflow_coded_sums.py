@@ -238,6 +238,16 @@ def test_a_rank_that_has_joined_sends_what_it_owes() -> None:
     assert np.abs(everyone[0].numpy() - want).max() < 0.2
 
 
+@on_ranks(3, timeout=PATIENCE_S)
+def test_a_process_set_sums_codes_by_itself() -> None:
+    tf, hvd = tf_shim()
+    members = hvd.add_process_set([0, 2])
+    codes = np.full((20, 20), 127 / 64, np.float32)  # 8 bits hold them
+    (total,) = summed([tf.Variable(tf.zeros([20, 20]))], [codes], process_set=members)
+    assert np.array_equal(total, codes if hvd.rank() == 1 else 2 * codes)
+    hvd.remove_process_set(members)
+
+
 @on_ranks(2, timeout=PATIENCE_S)
 def test_what_cannot_be_encoded_is_refused_with_the_cure() -> None:
     tf, hvd = tf_shim()
