@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +15,7 @@ __all__ = [
     "SMALL",
     "default_group",
     "new_job",
+    "on_hosts",
     "refused",
 ]
 
@@ -33,6 +34,18 @@ def new_job(env: Mapping[str, str]) -> Iterator[None]:
         yield
         hvd.shutdown()
     hvd.init()  # without the variables, for the tests that follow in these processes
+
+
+@contextmanager
+def on_hosts(hosts: Sequence[int]) -> Iterator[None]:
+    """A job whose launcher says that the ranks are on these hosts; none: on those they are on."""
+    env = {}
+    if hosts:
+        own = hosts[hvd.rank()]
+        env["LOCAL_RANK"] = str(hosts[: hvd.rank()].count(own))
+        env["LOCAL_WORLD_SIZE"] = str(hosts.count(own))
+    with new_job(env):
+        yield
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from hvd_order.engine import registration, static_plan
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.engine_host import EngineHost, engine_host
 from hvd_order.engine.half_forms import check_codes, why_no_halves
+from hvd_order.engine.host_levels import use_host_levels
 from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job
 from hvd_order.engine.model_channel import ModelChannel
@@ -249,6 +250,8 @@ class RegisteredGradients:
         mine = [(str(i), gradients[i].shape, kinds[i]) for i in order]
         channel = ModelChannel(host, steps.next_key(host.process_set))
         with channel.turn():
+            if self._encodes:
+                use_host_levels(channel)
             self._register(channel, gradients, order, mine)
         self._passes = _OperatorPasses(self._queue, steps.open(channel.key, self))
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.jobs import SMALL, new_job
+from helpers.jobs import SMALL, new_job, on_hosts
 from helpers.logged import logged
 from helpers.on_ranks import on_ranks
 from helpers.oracles.coded_sums import Ranks
@@ -34,18 +34,6 @@ def wrapped(parameters: Any, lr: float = 1.0, **how: Any) -> Any:
 def gradient(rank: int, step: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Tensor:
     numbers = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(shape, generator=numbers) * 10.0 ** (step % 5 - 2)
-
-
-@contextmanager
-def on_hosts(hosts: Sequence[int]) -> Iterator[None]:
-    """A job whose launcher says that the ranks are on these hosts; none: on those they are on."""
-    env = {}
-    if hosts:
-        own = hosts[hvd.rank()]
-        env["LOCAL_RANK"] = str(hosts[: hvd.rank()].count(own))
-        env["LOCAL_WORLD_SIZE"] = str(hosts.count(own))
-    with new_job(env):
-        yield
 
 
 def body_sums(steps: int, hosts: Sequence[int]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.jobs import SMALL, new_job
+from helpers.jobs import SMALL, new_job, on_hosts
 from helpers.on_ranks import on_ranks
 from helpers.oracles.coded_sums import Ranks
 from helpers.ranks import RankFactory
@@ -36,19 +36,23 @@ def summed(variables: list[Any], gradients: list[Any], **how: Any) -> list[Any]:
     return [each.numpy() for each in tape.gradient(products, variables)]
 
 
-def body_sums(steps: int) -> list[Any]:
+def body_sums(steps: int, hosts: list[int]) -> list[Any]:
     tf, hvd = tf_shim()
-    weight = tf.Variable(tf.zeros([ROWS, COLUMNS]))
-    return [summed([weight], [gradient(hvd.rank(), step)])[0] for step in range(steps)]
+    with on_hosts(hosts):
+        weight = tf.Variable(tf.zeros([ROWS, COLUMNS]))
+        return [summed([weight], [gradient(hvd.rank(), step)])[0] for step in range(steps)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_sums_are_those_of_one_process_with_the_same_codes(ranks: RankFactory, size: int) -> None:
+@pytest.mark.parametrize(("size", "hosts"), [(2, []), (3, []), (3, [0, 0, 1])])
+def test_sums_are_those_of_one_process_with_the_same_codes(
+    ranks: RankFactory, size: int, hosts: list[int]
+) -> None:
     steps, elements = 12, ROWS * COLUMNS
     place = (elements + 1 + 15) // 16 * 16  # 64 bytes, the last element in front of their end
     shards = [native.shard_of(place, rank, size) for rank in range(size)]
-    oracle = Ranks([slice(begin, begin + length) for begin, length in shards], place - 1)
-    of_ranks = ranks(size).run(body_sums, steps, timeout=PATIENCE_S)
+    parts = [slice(begin, begin + length) for begin, length in shards]
+    oracle = Ranks(parts, place - 1, hosts or None)
+    of_ranks = ranks(size).run(body_sums, steps, hosts, timeout=PATIENCE_S)
     for step in range(steps):
         padded = [torch.zeros(place - 1) for _ in range(size)]
         for rank in range(size):
