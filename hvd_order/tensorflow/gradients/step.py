@@ -14,7 +14,7 @@ from hvd_order.base.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow.backend.interface import Gradient
 from hvd_order.tensorflow.gradients.exchange import VariableExchange, exchange_of
 from hvd_order.tensorflow.ops.collectives import allreduce
-from hvd_order.tensorflow.ops.compression import CodedSums, Compression, Compressor
+from hvd_order.tensorflow.ops.compression import Compression, Compressor, TensorFlowCodedSums
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of
 
 __all__ = ["GradientReducer", "Packed", "SortedOut", "scaled", "tensorflow_variable"]
@@ -72,7 +72,7 @@ class GradientReducer:
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     process_set: ProcessSet = global_process_set
-    codes: CodedSums | None = None
+    codes: TensorFlowCodedSums | None = None
 
     @classmethod
     def checked(
@@ -89,7 +89,7 @@ class GradientReducer:
             raise InvalidUsage(f"gradients cannot be combined by hvd.{chosen.name}")
         if gradient_predivide_factor != 1.0 and chosen != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        codes = compression if isinstance(compression, CodedSums) else None
+        codes = compression if isinstance(compression, TensorFlowCodedSums) else None
         if codes is not None:
             compression = Compression.none
             check_coded(chosen == Adasum, is_allreduce=True)

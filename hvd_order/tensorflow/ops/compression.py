@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvd_order.base.coded_sums import CodesOfGradients
 
-__all__ = ["CodedSums", "Compression", "Compressor"]
+__all__ = ["Compression", "Compressor", "TensorFlowCodedSums"]
 
 
 class Compressor:
@@ -67,7 +67,7 @@ class BF16Compressor(_CastCompressor):
     wire = tf.bfloat16
 
 
-class CodedSums(CodesOfGradients, Compressor):
+class TensorFlowCodedSums(CodesOfGradients, Compressor):
     """Sends codes of gradients, and adds up float32."""
 
 
@@ -82,7 +82,7 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-    fp16_ef = CodedSums("float16")
-    bf16_ef = CodedSums("bfloat16")
-    int8 = CodedSums("int8")
-    auto = CodedSums("int8", chooses=True)
+    fp16_ef = TensorFlowCodedSums("float16")
+    bf16_ef = TensorFlowCodedSums("bfloat16")
+    int8 = TensorFlowCodedSums("int8")
+    auto = TensorFlowCodedSums("int8", chooses=True)

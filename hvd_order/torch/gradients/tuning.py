@@ -104,6 +104,7 @@ class Tuning:
         settings = advised_settings(
             self._channel, self._device, self._model.size_bytes, again, may_be_split
         )
+        self._without_codes = settings
         coding = self._model.coding
         return settings if coding is None else self._with_codes(settings, coding, again)
 
@@ -111,7 +112,7 @@ class Tuning:
         self, settings: SliceSettings, coding: GradientCoding, again: bool
     ) -> SliceSettings:
         """Chooses which gradients travel in fewer bits, and cuts them so that slices have the
-        advised size on the wire.
+        size on the wire that is advised for so few bytes.
         """
         model = self._model
         known = None if again or self._confirmed is None else self._confirmed.coded
@@ -122,7 +123,10 @@ class Tuning:
         if not coding.names:
             return settings
         if self._host.job.config.slice_bytes is None:
-            settings = settings.scaled(model.size_bytes / model.wire_bytes)
+            fewer = advised_settings(self._channel, self._device, model.wire_bytes)
+            settings = replace(
+                settings, slice_bytes=fewer.slice_bytes, credit_bytes=fewer.credit_bytes
+            ).scaled(model.size_bytes / model.wire_bytes)
         return replace(settings, split=True, coded=True)
 
     def _allowed(self, settings: SliceSettings) -> SliceSettings:
@@ -183,11 +187,10 @@ class Tuning:
         with_codes = [replace(each, split=True, coded=True) for each in settings]
         if self._model.coding is None or not self._model.coding.chooses:
             return with_codes
-        plain = self._advised.scaled(self._model.wire_bytes / self._model.size_bytes)
         may_be_split = self._separable and self._model.read_by_norm
         without = [
             replace(each, coded=False, split=may_be_split and each.cross_iteration)
-            for each in (plain, *waiting)
+            for each in (self._without_codes, *waiting)
         ]
         return [*without, *with_codes]
 
