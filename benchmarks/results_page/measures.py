@@ -54,6 +54,7 @@ class CellOf:
     ratio: float | None = 1.0
     framework: str = "torch"
     clipped: bool = False
+    ranks_per_host: int = 1
 
     def __call__(self, document: Document) -> Any:
         settings = document.content["settings"]
@@ -62,8 +63,11 @@ class CellOf:
         for cell in document.raw["cells"]:
             setting = cell["setting"]
             clipped = setting.get("clip") is not None
-            fields = (setting["model"], setting["hosts"], setting["rate_mbit"], setting["ratio"])
-            wanted = (self.model, self.hosts, self.rate_mbit, self.ratio)
+            fields = (setting["model"], setting["hosts"], setting["rate_mbit"], setting["ratio"],
+                      setting.get("ranks_per_host", 1))  # fmt: skip
+            wanted = (
+                self.model, self.hosts, self.rate_mbit, self.ratio, self.ranks_per_host,
+            )  # fmt: skip
             if fields == wanted and setting["late"] == 1.0 and clipped == self.clipped:
                 return cell
         raise LookupError(self.model)

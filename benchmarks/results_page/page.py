@@ -35,12 +35,12 @@ _COLUMNS = ("target", "limit", "figure", "interval", "verdict", "commit", "data"
 
 
 def page(documents: Documents, targets: Sequence[Target], pictures: Sequence[str] = ()) -> str:
-    """The page of the machine that the newest file names, as Markdown.
+    """The page of the newest machine that has measured a good part, as Markdown.
 
     Args:
         pictures: files to show, relative to the page.
     """
-    shown = _on_newest_machine(documents)
+    shown = _on_main_machine(documents, targets)
     figures = _figures(shown, targets)
     lines = [_HEADER.format(machine=_machine(shown[0]) if shown else "none")]
     lines += table(_COLUMNS, [_row(target, figure) for target, figure in figures])
@@ -55,7 +55,7 @@ def history_with_block(history: str, documents: Documents, targets: Sequence[Tar
     Raises:
         ValueError: a mark is missing.
     """
-    here = {target.text for target, _ in _figures(_on_newest_machine(documents), targets)}
+    here = {target.text for target, _ in _figures(_on_main_machine(documents, targets), targets)}
     others = [target for target in targets if target.text not in here]
     figures = _figures(documents.all(), others)
     machines = _letters(documents)
@@ -98,9 +98,15 @@ def runs_page(documents: Documents) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _on_newest_machine(documents: Documents) -> list[Document]:
+def _on_main_machine(documents: Documents, targets: Sequence[Target]) -> list[Document]:
+    """What the newest machine that has figures for a quarter of the targets has measured."""
     everything = documents.all()
-    return [one for one in everything if _machine(one) == _machine(everything[0])]
+    machines = dict.fromkeys(map(_machine, everything))
+    of = {name: [one for one in everything if _machine(one) == name] for name in machines}
+    return next(
+        (mine for mine in of.values() if 4 * len(_figures(mine, targets)) >= len(targets)),
+        next(iter(of.values()), []),
+    )
 
 
 def _figures(

@@ -159,8 +159,37 @@ def _over_oasis(worth: Any) -> Found:
     return spread([ours / theirs for ours, theirs in pairs], statistics.median)
 
 
+def _sooner(systems: Any) -> float:
+    return float(systems["auto"]["seconds"] / systems["ddp"]["seconds"])
+
+
 def _mean(values: Any) -> Found:
     return spread(values, statistics.fmean)
+
+
+# Communication of float32 takes four times as long as computation.
+_SLOW, _SLOW_TWO = (CellOf("resnet50", 2, 400.0, 0.25, ranks_per_host=each) for each in (1, 2))
+_OWN = (
+    "the two halves of a backward pass's last gradients wait for two slices in flight; smaller "
+    "slices cost as much in messages (docs/guides/fewer-bytes.md)"
+)
+_FEWER = (
+    ("auto / DDP: resnet50, ratio 0.25, 400 Mbit/s", _over(_SLOW, "auto", "ddp"), 0.30, ""),
+    ("auto / DDP with PyTorch's bf16 hook: the same", _over(_SLOW, "auto", "ddp_bf16"), 0.60, ""),
+    ("int8 / DDP: the same, two ranks a host", _over(_SLOW_TWO, "int8", "ddp"), 0.30, ""),
+    (
+        "int8, step / optimum with its bytes: resnet50, ratio 0.25, 400 Mbit/s",
+        median("systems/int8/seconds", _SLOW, per="own_optimum_s/int8"),
+        1.05,
+        _OWN,
+    ),
+    (
+        "auto / hvd_order without codes: resnet50, ratio 1",
+        _over(CellOf("resnet50"), "auto", "hvd_order"),
+        1.01,
+        "",
+    ),
+)
 
 
 # ---- the targets ----
@@ -189,6 +218,7 @@ _SIDE_BY_SIDE = [
           0.8),
     _cell("Horovod / hvd_order over Horovod's engine: resnet50",
           _over(CellOf("resnet50"), "hvd_order_on_horovod", "horovod"), 1 / 1.2),
+    *(_cell(text, find, limit, cause) for text, find, limit, cause in _FEWER),
     *(_cell(f"step / step before: {model}", _over(CellOf(model), "hvd_order", "before"), 1.01)
       for model in ("resnet50", "densenet121")),
 ]  # fmt: skip
@@ -218,6 +248,8 @@ _TORCH = [
              ratio("systems/hvd_order, scaled/seconds", "systems/ddp/seconds"), 1.0),
     _at_most("overhead", "one rank: step / plain optimizer",
              ratio("seconds/hvd_order", "seconds/plain"), 1.01),
+    _at_most("time_to_loss", "auto / DDP: time to a loss, ratio of communication 4",
+             value("summary/systems", _sooner), 1 / 3),
     _at_most("nodes", "resnet50, two ranks on one H100 / fastest other system",
              value("summary/rows/model=resnet50/against/ratio", _with_interval), 1.0),
 ]  # fmt: skip
