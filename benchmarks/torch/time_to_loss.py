@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> Answer:
     task = TASKS[options.task]()
     compute_s = local_s(task)
     size_bytes = sum(p.nbytes for p in task.model().parameters())
-    rate_mbit = 8e-6 * size_bytes * options.ratio / compute_s
+    rate_mbit = 8e-6 * size_bytes / (options.ratio * compute_s)
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
         found = _train(options, rate_mbit, Path(folder) / "result.json")
     first = found[options.systems[0]]
