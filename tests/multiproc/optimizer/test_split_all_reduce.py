@@ -519,16 +519,21 @@ def test_maxima_where_infinity_norms_are_read(
 
 # Rank 1 waits between the halves of step 6 to be killed; the others say by which error they end.
 DIES = """
+import os
 import sys
 import torch
 import hvd_order.torch as hvd
 
+how, rank = sys.argv[1], int(os.environ["RANK"])
+if how == "coded":  # ranks 0 and 1 share a host
+    os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="1" if rank == 2 else "2")
 hvd.init()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(),
-    sharded=sys.argv[1] == "sharded",
+    sharded=how == "sharded",
+    compression=hvd.Compression.int8 if how == "coded" else hvd.Compression.none,
 )
 step = 0
 try:
@@ -548,7 +553,7 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize("how", ["ordinary", "sharded"])
+@pytest.mark.parametrize("how", ["ordinary", "sharded", "coded"])
 def test_a_rank_dies_between_the_halves(how: str) -> None:
     env = {"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TIMEOUT": "20"}
     with start_script(3, DIES, how, env=env) as script:
