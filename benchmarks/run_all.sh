@@ -38,6 +38,13 @@ record side_by_side-bert_large torch.side_by_side --models bert_large \
   --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
 record side_by_side-ratios torch.side_by_side --models resnet50 --ratio 0.25 0.5 2 4 \
   --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
+record side_by_side-fewer_bytes torch.side_by_side --models resnet50 --rate-mbit 400 --ratio 0.25 \
+  --systems ddp ddp_bf16 int8 auto --rounds 2 --steps 4
+record side_by_side-fewer_bytes-two_ranks torch.side_by_side --models resnet50 --rate-mbit 400 \
+  --ratio 0.25 --ranks-per-host 2 --systems ddp ddp_bf16 int8 --rounds 2 --steps 3
+record side_by_side-fewer_bytes-ratio_1 torch.side_by_side --models resnet50 \
+  --systems hvd_order auto --rounds 3 --steps 4
+record time_to_loss torch.time_to_loss
 record side_by_side-control torch.side_by_side --models parallel resnet50_by_kernels \
   --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
 record side_by_side-slow torch.side_by_side --models resnet50 --rate-mbit 100 \
