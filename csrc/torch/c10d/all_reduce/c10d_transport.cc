@@ -41,6 +41,14 @@ std::exception_ptr errorOf(const c10::ivalue::Future& future) {
   return collectiveError(textOf(future.exception_ptr()));
 }
 
+/// Lets go of a transport on another thread if nobody else has it: with it go its groups, which
+/// join their threads, and this is one of them.
+void letGo(std::shared_ptr<C10dTransport> transport) {
+  if (transport.use_count() == 1) {
+    std::thread([transport = std::move(transport)] {}).detach();
+  }
+}
+
 } // namespace
 
 C10dTransport::C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -146,26 +154,33 @@ void C10dTransport::proceed(const std::shared_ptr<Course>& course) {
 // On a device the future completes when the work is enqueued (NCCL) or has run on the host (Gloo).
 // Only then can a stream wait for its device part. The callback does not use the future's value:
 // otherwise PyTorch would make another stream wait for it.
+//
+// What the callback holds is let go on a thread of the group. The transport must not be, so it is
+// held only where it is needed.
 void C10dTransport::launch(const std::shared_ptr<Course>& course) {
   const at::NoGradGuard noGrad;
   const c10::OptionalStreamGuard guard(course->stream);
   const StartedTransfer transfer = course->hops[course->now].start();
+  const bool goesOn = course->stream || course->now + 1 < course->hops.size();
   transfer.work->getFuture()->addCallback(
-      [self = shared_from_this(), course, transfer](c10::ivalue::Future& future) {
+      [self = goesOn ? shared_from_this() : nullptr, course,
+       transfer](c10::ivalue::Future& future) mutable {
         if (future.hasError()) {
           course->fail(errorOf(future));
-          return;
+        } else {
+          try {
+            arrived(self, course, transfer);
+          } catch (...) { // the future would swallow it, and nobody would hear of the end
+            course->fail(std::current_exception());
+          }
         }
-        try {
-          self->arrived(course, transfer);
-        } catch (...) { // the future would swallow it, and nobody would hear of the end
-          course->fail(std::current_exception());
-        }
+        letGo(std::move(self));
       },
       /*uses_future=*/false);
 }
 
 void C10dTransport::arrived(
+    const std::shared_ptr<C10dTransport>& self,
     const std::shared_ptr<Course>& course,
     const StartedTransfer& transfer) {
   const bool isLast = course->now + 1 == course->hops.size();
@@ -181,12 +196,12 @@ void C10dTransport::arrived(
       course->sum.reduced();
     }
     if (isLast && course->stream) {
-      event = record(*course->stream);
+      event = self->record(*course->stream);
     }
   }
   if (!isLast) {
     ++course->now;
-    proceed(course);
+    self->proceed(course);
     return;
   }
   if (!event) {
@@ -194,7 +209,7 @@ void C10dTransport::arrived(
     return;
   }
   course->sum.enqueued(event);
-  watch(
+  self->watch(
       event, [done = course->sum.done, transfer](const std::exception_ptr& error) { done(error); });
 }
 

@@ -54,7 +54,10 @@ class C10dTransport final : public TorchTransport,
   StartedTransfer startOf(const Sum& sum);
   void proceed(const std::shared_ptr<Course>& course);
   void launch(const std::shared_ptr<Course>& course);
-  void arrived(const std::shared_ptr<Course>& course, const StartedTransfer& transfer);
+  static void arrived(
+      const std::shared_ptr<C10dTransport>& self,
+      const std::shared_ptr<Course>& course,
+      const StartedTransfer& transfer);
   [[nodiscard]] bool canIssueAhead() const override {
     return true;
   }
