@@ -358,7 +358,11 @@ def test_json_fits_the_schemas(
         capsys, 0, "cluster", "run", "synthetic", "--jobs", "2", "--seeds", "1", "--until", "1h"
     )["runs"]  # fmt: skip
     assert run["metrics"]["jobs"] <= 2
-    assert all(step["step_s"] >= planned["bound_s"] for step in planned["steps"])
+    *whole, coded = planned["steps"]  # the bound is that of all bytes
+    assert all(step["step_s"] >= planned["bound_s"] for step in whole)
+    assert "8 bits" in coded["title"]
+    assert coded["step_s"] < min(step["step_s"] for step in whole)
+    assert planned["coded"]
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nimport horovod.torch as hvd\nhvd.init()\nmodel = torch.nn.Linear(1, 1)\n"
