@@ -125,9 +125,7 @@ class RegisteredModel:
         self._prepare_codes()
         self.use.lay_out(self.entries, self._buffers.flat, self._buffers.layout, observed)
         if self._split and self._buffers.can_be_split:
-            self._buffers.recut(
-                settings.slice_bytes, settings.small_front, True, self._maxima_ranks, self._by_need
-            )
+            self._cut_buffers(split=True)
         self._model = self.sender.model = agreed.model
         self._only_model = agreed.only_model
         self._add_with_plan(observed)
@@ -431,20 +429,23 @@ class RegisteredModel:
 
     def _observed_plan(self) -> list[int]:
         """The best order in which the last step could have been sent, from rank 0's times."""
-        link = self._host.known_link
+        link = self._host.known_link or self._pace()
         plan = static_plan.replay(
             self._buffers.layout,
             [entry.ready_s for entry in self.entries],
-            self._pace() if link is None else link,
+            link,
             self._host.slice_settings,
         )
         mine_and_theirs: list[list[int]] = self._channel.gather("an observed plan", plan)
         return mine_and_theirs[0]
 
     def _pace(self) -> LinkModel:
-        """Seconds per byte, measured with the gradients themselves, until the transport is
-        measured.
+        """Seconds per byte, measured with whole sums of the gradients themselves, until the
+        transport is measured.
         """
+        split = self.is_split
+        if split:  # squares would follow, from nobody
+            self._cut_buffers(split=False)
         self._add(static_plan.arrival_plan(self._buffers.layout))
         pace = static_plan.seconds_per_byte(
             self._buffers.layout,
@@ -452,7 +453,15 @@ class RegisteredModel:
             wait=lambda tensor: self.gradients.wait_on_host(self.entries[tensor]),
         )
         self._remove()
+        if split:
+            self._cut_buffers(split=True)
         return LinkModel(0.0, 0.0, pace)
+
+    def _cut_buffers(self, split: bool) -> None:
+        settings = self._host.slice_settings
+        self._buffers.recut(
+            settings.slice_bytes, settings.small_front, split, self._maxima_ranks, self._by_need
+        )
 
     def raise_use_flags(self) -> None:
         """Sets the use flag of every gradient to 1."""
