@@ -129,6 +129,7 @@ void C10dTransport::begin(Sum sum) {
       event->block(*course->stream);
     }
   }
+  const c10::OptionalStreamGuard guard(course->stream); // memory for messages is of this stream
   course->hops = hopsOf(course->sum);
   for (const Hop& hop : course->hops) {
     course->places.push_back(hop.lane == nullptr ? 0 : hop.lane->announce());
