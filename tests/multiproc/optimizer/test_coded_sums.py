@@ -254,9 +254,19 @@ def body_in_small_slices(name: str) -> Tensor:
         return body_program(name)
 
 
+def body_planned(name: str) -> Tensor:
+    """The first plan comes before the link is measured."""
+    with new_job({"HVD_ORDER_AGREEMENT": "planned", "HVD_ORDER_TUNE": "0"}):
+        return body_program(name)
+
+
 @pytest.mark.parametrize(
     ("name", "body"),
-    [*((name, body_program) for name in PROGRAMS), ("unused", body_in_small_slices)],
+    [
+        *((name, body_program) for name in PROGRAMS),
+        ("unused", body_in_small_slices),
+        ("clipped", body_planned),
+    ],
 )
 def test_programs_train_alike_on_all_ranks_and_like_without(
     three_ranks: RankPool, name: str, body: Callable[[str], Tensor]

@@ -77,7 +77,11 @@ SliceCoder coderOf(
   return coder;
 }
 
+/// An all-to-all takes a message for each receiver; for one, that is the message itself.
 at::Tensor copiesOf(const at::Tensor& message, std::size_t copies, PartsPool& pool) {
+  if (copies == 1) {
+    return message;
+  }
   const std::int64_t length = message.numel();
   at::Tensor out = pool.take(static_cast<std::int64_t>(copies) * length, message.options());
   for (std::size_t copy = 0; copy < copies; ++copy) {

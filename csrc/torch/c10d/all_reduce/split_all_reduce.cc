@@ -43,6 +43,9 @@ std::vector<std::int64_t> lengthsOf(std::int64_t elements, int size) {
 } // namespace
 
 void sumParts(const at::Tensor& parts, int count, const at::Tensor& out) {
+  if (out.numel() == 0) { // more ranks than elements
+    return;
+  }
   if (!parts.is_cpu()) {
     const bool narrow = c10::isReducedFloatingType(parts.scalar_type());
     out.copy_(parts.view({count, -1})
