@@ -33,7 +33,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Updates all parameters that have a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -62,23 +62,15 @@ class Checked:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", ["plain", "in codes"])
 def test_random_programs(
-    ranks: RankFactory, record_property: Callable[[str, object], None]
+    ranks: RankFactory, record_property: Callable[[str, object], None], how: str
 ) -> None:
+    """In codes, no process computes the same: ranks agree in every bit."""
     checked = Checked(ranks)
-    for seed in QUICK:
-        checked.check(program_from(seed))
-    checked.end(record_property)
-
-
-@pytest.mark.timeout(900)
-def test_random_programs_in_codes(
-    ranks: RankFactory, record_property: Callable[[str, object], None]
-) -> None:
-    """No process computes the same: ranks agree in every bit."""
-    checked = Checked(ranks)
-    for seed in CODED:
-        checked.check(program_from(seed).in_codes())
+    for seed in QUICK if how == "plain" else CODED:
+        program = program_from(seed)
+        checked.check(program if how == "plain" else program.in_codes())
     checked.end(record_property)
 
 

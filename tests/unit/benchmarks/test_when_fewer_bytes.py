@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
@@ -14,9 +15,8 @@ from benchmarks.planning.when_fewer_bytes import MODEL, PICTURE, RATIOS, simulat
 
 
 def test_the_picture_is_of_today_and_its_points_lie_on_its_lines() -> None:
-    image = pytest.importorskip("PIL.Image")
     points = simulated()
-    with image.open(PICTURE) as picture:
+    with Image.open(PICTURE) as picture:
         assert json.loads(picture.info["Description"]) == points, (
             "draw it again: python -m benchmarks.planning.when_fewer_bytes"
         )

@@ -18,7 +18,7 @@ from hvd_order.planning.graph.graph import Graph, GraphOp
 from hvd_order.planning.predict.coded import coded_bytes
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.simulate import AllReduceScenario, TransferSchedule, simulate
-from hvd_order.planning.predict.what_if import WhatIf
+from hvd_order.planning.predict.what_if import WayName, WhatIf
 from hvd_order.planning.predict.workload import workload_of
 from hvd_order.tools.cli.main import main
 
@@ -131,8 +131,9 @@ def test_halves_cost_what_two_slices_cost() -> None:
     costly = replace(NETWORK, link=LinkModel(0.0, 0.02, 1 / MB))
     what_if = WhatIf(THREE_LAYERS, costly)
     assert what_if.coded == ["w0"]
-    for name, cost_s in (("order", 0.02), ("coded", 0.04)):
-        step = what_if.step(name)  # type: ignore[arg-type]
+    costs_s: dict[WayName, float] = {"order": 0.02, "coded": 0.04}
+    for name, cost_s in costs_s.items():
+        step = what_if.step(name)
         slices = {each.name: each.size_bytes for each in step.sent}  # of this step or the last
         bytes_s = sum(slices.values()) / MB
         busy_s = sum(end_s - begin_s for begin_s, end_s in step.links["link"])
