@@ -193,6 +193,19 @@ void bindEngine(py::module_& m) {
           py::arg("reason"), py::arg("lost") = false, py::call_guard<py::gil_scoped_release>())
       .def("shutdown_barrier", &shutdownBarrier, py::arg("timeout_s"))
       .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "slice_times",
+          [](Engine& engine, ModelId model) {
+            const std::vector<SliceEvent> events = engine.timeline().last(model);
+            std::vector<TimeNs> times;
+            times.reserve(3 * events.size());
+            for (const SliceEvent& event : events) {
+              times.insert(times.end(), {event.readyNs, event.issuedNs, event.doneNs});
+            }
+            return py::bytes(
+                reinterpret_cast<const char*>(times.data()), times.size() * sizeof(TimeNs));
+          },
+          py::arg("model"))
       .def("start_recording", [](Engine& engine) { engine.timeline().start(); })
       .def("stop_recording", [](Engine& engine) { engine.timeline().stop(); })
       .def("take_events", [](Engine& engine) { return engine.timeline().take(); });

@@ -108,6 +108,7 @@ void Engine::removeModel(ModelId model) {
   enqueued_.removeModel(model);
   completion_.removeModel(model);
   reservation_.removeModel(model);
+  timeline_.forget(model);
 }
 
 void Engine::retune(

@@ -6,11 +6,16 @@ namespace hvd_order {
 
 void Timeline::start() {
   const std::scoped_lock lock(mutex_);
-  current_.clear(); // transfers that ended while recording was off
+  for (auto& model : last_) { // transfers under way began before the recording
+    for (SliceEvent& event : model) {
+      event.readyNs = 0;
+    }
+  }
   recording_ = true;
 }
 
 void Timeline::stop() {
+  const std::scoped_lock lock(mutex_);
   recording_ = false;
 }
 
@@ -19,38 +24,45 @@ std::vector<SliceEvent> Timeline::take() {
   return std::exchange(finished_, {});
 }
 
-void Timeline::ready(SliceKey slice) {
-  if (recording_) {
-    const std::scoped_lock lock(mutex_);
-    current(slice) = {slice, nowNs(), 0, 0};
+std::vector<SliceEvent> Timeline::last(ModelId model) {
+  const std::scoped_lock lock(mutex_);
+  return model < last_.size() ? last_[model] : std::vector<SliceEvent>();
+}
+
+void Timeline::forget(ModelId model) {
+  const std::scoped_lock lock(mutex_);
+  if (model < last_.size()) {
+    last_[model] = {};
   }
+}
+
+void Timeline::ready(SliceKey slice) {
+  const TimeNs now = nowNs();
+  const std::scoped_lock lock(mutex_);
+  current(slice) = {slice, now, 0, 0};
 }
 
 void Timeline::issued(SliceKey slice) {
-  if (recording_) {
-    const std::scoped_lock lock(mutex_);
-    current(slice).issuedNs = nowNs();
-  }
+  const TimeNs now = nowNs();
+  const std::scoped_lock lock(mutex_);
+  current(slice).issuedNs = now;
 }
 
 void Timeline::done(SliceKey slice) {
-  if (!recording_) {
-    return;
-  }
+  const TimeNs now = nowNs();
   const std::scoped_lock lock(mutex_);
   SliceEvent& event = current(slice);
-  event.doneNs = nowNs();
-  if (event.readyNs != 0 && event.issuedNs != 0) { // else recording began during the transfer
+  event.doneNs = now;
+  if (recording_ && event.readyNs != 0) {
     finished_.push_back(event);
   }
-  event = {};
 }
 
 SliceEvent& Timeline::current(SliceKey slice) {
-  if (current_.size() <= slice.model) {
-    current_.resize(slice.model + 1);
+  if (last_.size() <= slice.model) {
+    last_.resize(slice.model + 1);
   }
-  auto& model = current_[slice.model];
+  auto& model = last_[slice.model];
   if (model.size() <= slice.index) {
     model.resize(slice.index + 1);
   }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -27,7 +26,7 @@ struct SliceEvent {
   TimeNs doneNs;   ///< the transport reported it done
 };
 
-/// Records the times of slices while recording is on. Costs one flag test while it is off.
+/// Knows the times of each slice's last transfer; while recording is on, keeps all transfers.
 ///
 /// Thread safety: every method may be called from any thread.
 class Timeline final {
@@ -36,6 +35,10 @@ class Timeline final {
   void stop();
   /// Returns the transfers recorded since the last call.
   std::vector<SliceEvent> take();
+  /// Returns the last transfers of a model's slices, by slice; times are 0 where there was none.
+  std::vector<SliceEvent> last(ModelId model);
+  /// Forgets a model that is removed.
+  void forget(ModelId model);
 
   void ready(SliceKey slice);
   void issued(SliceKey slice);
@@ -45,8 +48,8 @@ class Timeline final {
   SliceEvent& current(SliceKey slice);
 
   std::mutex mutex_;
-  std::atomic<bool> recording_ = false;
-  std::vector<std::vector<SliceEvent>> current_; // by model and slice: the transfer under way
+  bool recording_ = false;
+  std::vector<std::vector<SliceEvent>> last_; // by model and slice, transfers under way as well
   std::vector<SliceEvent> finished_;
 };
 

@@ -114,6 +114,11 @@ class Engine:
     def ready_times(self, model: int) -> list[float]:
         """When each gradient was in its buffer the last time, in seconds of time.monotonic()."""
 
+    def slice_times(self, model: int) -> bytes:
+        """When each slice was last ready, issued and done: three int64 of time.monotonic_ns() for
+        each; 0: not yet. Empty if the model has sent nothing.
+        """
+
     def check(self) -> None: ...
     def check_stalled(self) -> None:
         """Same as :meth:`check`, for a wait that has run out of time: if gradients have stood still

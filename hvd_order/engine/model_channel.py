@@ -82,20 +82,35 @@ class ModelChannel:
             HorovodInternalError: as in `gather`; the engine has failed then as well.
         """
         results: list[T] = []
+        request = self._request(
+            what, lambda: results.append(transfer(self.host.registration_group))
+        )
+        with self._told_to_engine(), activity.waiting(f"waits for the other ranks: {what}"):
+            self._queue.run(request)
+        return results[0]
+
+    def begin(self, what: str, transfer: Callable[[dist.ProcessGroup], None]) -> int:
+        """Same as `together`, but does not wait; returns a handle for `end`."""
+        request = self._request(what, lambda: transfer(self.host.registration_group))
+        return self._queue.submit(request)
+
+    def end(self, handle: int) -> None:
+        """Waits for what `begin` has begun. Raises its error, as `together` does."""
+        with self._told_to_engine():
+            self._queue.synchronize(handle)
+
+    def _request(self, what: str, transfer: Callable[[], None]) -> Request:
         self._sent += 1
-        request = Request(
+        return Request(
             # What follows the first ": " is for whoever reads an error (name_order.key_of).
             f"message {self._sent} about optimizer {self.key.replace(': ', ':')}: "
             f"{activity.now() or what}",
             [what],
-            lambda _: results.append(transfer(self.host.registration_group)),
-            lambda: results[0],
+            lambda _: transfer(),
+            lambda: None,
             torch.device("cpu"),
             joined_take_part=True,
         )
-        with self._told_to_engine(), activity.waiting(f"waits for the other ranks: {what}"):
-            result: T = self._queue.run(request)
-        return result
 
     def _name(self, what: str) -> str:
         return f"{what} (optimizer {self.key})"

@@ -66,6 +66,21 @@ TEST(aPauseDoesNotMixTwoJourneys) {
   CHECK_EQUAL(timeline.take().size(), 0U);
 }
 
+TEST(theLastTransferOfEachSliceIsKnownWithoutARecording) {
+  Timeline timeline;
+  CHECK_EQUAL(timeline.last(1).size(), 0U);
+  journey(timeline, {1, 2});
+  const SliceEvent first = timeline.last(1)[2];
+  CHECK_EQUAL(timeline.last(1)[0].doneNs, 0);
+  CHECK(first.readyNs <= first.issuedNs && first.issuedNs <= first.doneNs);
+  journey(timeline, {1, 2});
+  CHECK(first.doneNs <= timeline.last(1)[2].readyNs);
+  timeline.ready({1, 2}); // under way
+  CHECK_EQUAL(timeline.last(1)[2].doneNs, 0);
+  timeline.forget(1);
+  CHECK_EQUAL(timeline.last(1).size(), 0U);
+}
+
 TEST(manyThreadsRecord) {
   Timeline timeline;
   timeline.start();

@@ -57,8 +57,8 @@ def clock_offset(
             where it contradicts the new passages (a clock was set, or a host was suspended).
     """
     pairs = list(zip(mine, of_rank_0, strict=True))
-    low = max(entered - left_0 for (entered, _), (_, left_0) in pairs)
-    high = min(left - entered_0 for (_, left), (entered_0, _) in pairs)
+    low: float = max(entered - left_0 for (entered, _), (_, left_0) in pairs)
+    high: float = min(left - entered_0 for (_, left), (entered_0, _) in pairs)
     at_ns = max(left for (_, left), _ in pairs)
     if before is not None:
         drift = _DRIFT * (at_ns - before.at_ns)

@@ -49,7 +49,7 @@ Comm = Literal["allreduce", "ps"]
 Split = Literal["auto", "never"]
 Updater = Literal["worker", "server"]
 Consistency = Literal["sync", "async"]
-Debug = Literal["host_waits", "split"]
+Debug = Literal["host_waits", "split", "no_account"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -216,6 +216,13 @@ class Config:
         "Wait after which a warning names the tensors and the ranks that are late.",
         may_differ=True,
     )
+    report: int | None = knob(
+        "",
+        COUNT,
+        "Log a line about the parts of a step every so many steps (at least every ten); empty: "
+        "none.",
+        may_differ=True,
+    )
     timeline: str | None = knob(
         "",
         TRACE_FILE,
@@ -241,7 +248,8 @@ class Config:
         names(Debug),
         "Slower ways, to find where a fault lies. `host_waits`: the host waits for a sum itself "
         "before it launches work on it, not only until a stream of the device waits. `split`: "
-        "sums in two halves wherever that is possible.",
+        "sums in two halves wherever that is possible. `no_account`: ranks do not compare their "
+        "steps, and `optimizer.stats()` is empty.",
     )
     log: LogLevel | None = knob(
         "",

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from hvd_order._native import _torch as native
 from hvd_order.engine import timeline
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
+from hvd_order.torch.gradients.step_recorder import StepRecorder
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import CompletingGuard
@@ -82,13 +83,16 @@ class DeferredUpdates:
         step: partial_step.InnerStep,
         transfer: GradientTransfer,
         table: EntryTable,
+        recorder: StepRecorder,
     ) -> None:
         """Starts without deferred updates.
 
         Args:
             lock: the exchange's.
             step: the ``step`` of the user's optimizer.
+            recorder: notes how long updates take.
         """
+        self._recorder = recorder
         self._lock = lock
         self._inner_step = step
         self._transfer = transfer
@@ -192,6 +196,7 @@ class DeferredUpdates:
                 with (
                     timeline.span("update", "update", tensors=len(due), reader=self._for_reader),
                     self._budget.timed(due),
+                    self._recorder.updating(),
                     as_at_step(entry.kept_state for entry in due),
                 ):
                     recorded.run(entry.parameter for entry in due)

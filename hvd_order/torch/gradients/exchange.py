@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from hvd_order._native import _torch as native
+from hvd_order.base.account.step_stats import StepStats
 from hvd_order.base.errors import InvalidUsage, StaleRead
 from hvd_order.engine import live_exchanges, registration, timeline
 from hvd_order.engine.engine_host import EngineHost
@@ -94,6 +95,8 @@ class GradientExchange:
         self._gradients = parts.gradients
         self._updates = parts.updates
         self._guard = parts.guard
+        self._account = parts.account
+        self._recorder = parts.recorder
         self._overlap = Overlap(self._host.job.rank)
         self._trained_on: threading.Thread | None = None
         self._table.add_frozen(frozen)
@@ -168,11 +171,13 @@ class GradientExchange:
     def _end_of_backward(self) -> None:
         self._sender.in_backward = False
         with self._lock, native.CleanRoom():
+            self._recorder.end_backward()
             self._gradients.end_pass(self._guard)
 
     def _begin_step(self) -> None:
         """Handles the first gradient after step(): no earlier update may stay deferred."""
         self._trained.check_no_conflict()
+        self._recorder.begin_step()
         self._warm_up.gradient_came(self._table.entries)
         for entry in self._updates.flush():
             entry.late = True
@@ -246,6 +251,7 @@ class GradientExchange:
         with self._lock:
             optimizer = self._optimizer()
             assert optimizer is not None
+            self._recorder.call_step()
             self._transfer.streams.follow()
             self._use.check_step()
             if self._gradients.broken and self._gradients.were_cleared():
@@ -255,9 +261,10 @@ class GradientExchange:
             self._gradients.check_hooks()
             self._norms.close()
             self._gradients.send_remaining(self._guard)
-            has_run = self._use.update(
-                optimizer, self._model, self._gradients, self._transfer.streams
-            )
+            with self._recorder.updating():
+                has_run = self._use.update(
+                    optimizer, self._model, self._gradients, self._transfer.streams
+                )
             reason = self._why_at_once(optimizer, has_run)
             if reason is None and self._gradients.replaced():
                 reason = overlap.GRADIENTS_REPLACED
@@ -268,7 +275,7 @@ class GradientExchange:
                 if not self._gradients.synchronized:
                     self._gradients.finish(self._guard)
                 self._gradients.disarm()
-                with timeline.span("update", "update"):
+                with timeline.span("update", "update"), self._recorder.updating():
                     self._use.step(optimizer)
                 at_once = dict.fromkeys(self._table.entries, reason)
             self._use.end_step(self._table.entries)
@@ -335,11 +342,16 @@ class GradientExchange:
         if not self._warm_up.order.complete:
             self._guard.find_compiled_regions()
         self._warm_up.step_taken(self._table.entries, self._guard, self.flush)
+        self._recorder.end_step()
 
     @property
     def overlap_report(self) -> OverlapReport:
         """Report of the updates that the last ``step()`` deferred."""
         return self._overlap.report
+
+    def stats(self) -> StepStats:
+        """Where the time of the last steps went."""
+        return self._account.stats
 
     def compression_report(self) -> list[CodedGradient]:
         """What travels in fewer bits, and what that does; between ``step()`` and ``backward()``."""
@@ -436,6 +448,7 @@ class GradientExchange:
         """Applies deferred updates and leaves ordinary parameters; no step will follow."""
         with self._lock:
             self.flush()
+            self._account.settle()
             self._warm_up.end(self._table.entries)
 
     def hold(self) -> None:
@@ -482,6 +495,7 @@ class GradientExchange:
             if not self._gradients.fresh:
                 self._end_unused()
             self._gradients.cleared = set_to_none
+            self._recorder.was_cleared()
 
     def _end_unused(self) -> None:
         if self._gradients.synchronized or not self._gradients.announced:

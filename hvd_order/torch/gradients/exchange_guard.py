@@ -13,6 +13,7 @@ from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.gradient_norms import GradientNorms
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
+from hvd_order.torch.gradients.step_recorder import StepRecorder
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import CompiledRegions, Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -46,12 +47,15 @@ class ExchangeGuard:
         norms: GradientNorms,
         updates: DeferredUpdates,
         enter: Enter,
+        recorder: StepRecorder,
     ) -> None:
         """Starts with nothing armed.
 
         Args:
             enter: calls `enter_region`; hooks on the user's modules hold it.
+            recorder: notes the first read after a step.
         """
+        self._recorder = recorder
         self._lock = lock
         self._table = table
         self._model = model
@@ -65,6 +69,7 @@ class ExchangeGuard:
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
         """Updates the parameters, and others whose gradients have arrived by then."""
         with self._lock:
+            self._recorder.was_read()
             wanted = []
             for parameter in parameters:
                 entry = self._table.of(parameter)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_order.engine.account.step_account import StepAccount
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.requests.step_log import StepLog
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
@@ -15,6 +16,7 @@ from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradients.gradient_norms import GradientNorms
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
+from hvd_order.torch.gradients.step_recorder import StepRecorder
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.sums.registered_model import RegisteredModel
@@ -40,6 +42,8 @@ class ExchangeParts:
     gradients: StepGradients
     updates: DeferredUpdates
     guard: ExchangeGuard
+    account: StepAccount
+    recorder: StepRecorder
 
 
 def make_parts(
@@ -71,7 +75,13 @@ def make_parts(
     warm_up = WarmUp(channel, model, enter, separable)
     norms = GradientNorms(model, table, transfer.postscale)
     gradients = StepGradients(channel.host, model, transfer, table, norms, warm_up, log)
-    updates = DeferredUpdates(lock, model.use.step, transfer, table)
-    guard = ExchangeGuard(lock, table, model, transfer, warm_up, gradients, norms, updates, enter)
+    account = StepAccount(channel, talks=channel.host.choice.in_step)
+    recorder = StepRecorder(account, model)
+    updates = DeferredUpdates(lock, model.use.step, transfer, table, recorder)
+    guard = ExchangeGuard(
+        lock, table, model, transfer, warm_up, gradients, norms, updates, enter, recorder
+    )
     guards.append(weakref.ref(guard))
-    return ExchangeParts(lock, model, transfer, table, warm_up, norms, gradients, updates, guard)
+    return ExchangeParts(
+        lock, model, transfer, table, warm_up, norms, gradients, updates, guard, account, recorder
+    )

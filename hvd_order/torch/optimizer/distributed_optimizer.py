@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.optim import Optimizer
 
+from hvd_order.base.account.step_stats import StepStats
 from hvd_order.base.coded_sums import check_coded
 from hvd_order.base.config import Comm
 from hvd_order.base.errors import InvalidUsage
@@ -108,6 +109,14 @@ class _Distributed:
         overlaps the next forward pass.
         """
         return OverlapReport() if self._hvd_exchange is None else self._hvd_exchange.overlap_report
+
+    def stats(self) -> StepStats:
+        """Returns where the time of the last steps went, and which rank holds up the others.
+
+        Always on; ranks compare their steps about every ten (docs/guides/step-account.md). Zeros on
+        a single rank, and before the first comparison.
+        """
+        return StepStats() if self._hvd_exchange is None else self._hvd_exchange.stats()
 
     def compression_report(self) -> list[CodedGradient]:
         """Reports, for each gradient that travels in fewer bits (``Compression.int8``, ``auto``,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from hvd_order._native import _torch as native
@@ -14,13 +15,35 @@ ENDED, UNDER_WAY = int(native.Stage.ENDED), int(native.Stage.UNDER_WAY)
 _ENQUEUED = native.Stage.ENQUEUED
 
 
+_LEAST_NS = 20_000  # shorter waits belong to what surrounds them
+
+
+class Waits:
+    """The waits of the present step, for its account.
+
+    Attributes:
+        spans: begin and end, ns of time.monotonic_ns(), and the TensorId that was waited for.
+    """
+
+    def __init__(self) -> None:
+        """Starts without waits."""
+        self.spans: list[tuple[int, int, int]] = []
+
+    def ended(self, begin_ns: int, tensor: int) -> None:
+        """Notes that a wait for a tensor has ended."""
+        now = time.monotonic_ns()
+        if now - begin_ns >= _LEAST_NS:
+            self.spans.append((begin_ns, now, tensor))
+
+
 class Arrivals:
     """One tensor of each entry: the sum of its gradient; or, where sums travel in halves, the
     parameter that follows.
     """
 
-    def __init__(self, host: EngineHost, model: int, first: int) -> None:
+    def __init__(self, host: EngineHost, model: int, first: int, waits: Waits) -> None:
         """Takes the TensorId of the first entry's tensor in the layout of the model."""
+        self._waits = waits
         self._host = host
         self._model = model
         self._first = first
@@ -56,9 +79,13 @@ class Arrivals:
             self.wait_on_host(entry)
         else:
             tensor = self._first + entry.tensor
+            begin = time.monotonic_ns()
             self._host.engine.wait(self._model, tensor, _ENQUEUED)
+            self._waits.ended(begin, tensor)
             self._host.transport.order_behind_sums(self._model, tensor, entry.wire.device)
 
     def wait_on_host(self, entry: ParameterEntry) -> None:
         """Waits until the entry's tensor has arrived, on devices too."""
+        begin = time.monotonic_ns()
         self._host.engine.wait(self._model, self._first + entry.tensor)
+        self._waits.ended(begin, self._first + entry.tensor)

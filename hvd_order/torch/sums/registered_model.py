@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +25,7 @@ from hvd_order.torch.collectives.compression import CodedSums, Compressor
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
-from hvd_order.torch.sums.arrivals import Arrivals
+from hvd_order.torch.sums.arrivals import Arrivals, Waits
 from hvd_order.torch.sums.coding import CodedGradient, GradientCoding, Owed
 from hvd_order.torch.sums.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.sums.norms import in_type
@@ -52,6 +53,7 @@ class RegisteredModel:
             ``step()``, and no elements.
         reads_maxima: whether the program has ever read an infinity norm there.
         coding: how gradients travel in fewer bits; None: they do not.
+        waits: of the present step, for its account.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RegisteredModel:
         self.gradients: Arrivals
         self.parameters: Arrivals
         self.arriving: Arrivals
+        self.waits = Waits()
         self.read_by_norm = False
         self.reads_maxima = False
         self.coding = (
@@ -172,6 +175,15 @@ class RegisteredModel:
     def wire_bytes(self) -> int:
         """Size of all gradients on the wire, with those in fewer bits that were chosen for it."""
         return self.size_bytes if self.coding is None else self.coding.wire_bytes(self.entries)
+
+    @property
+    def layout(self) -> native.SliceLayout:
+        """The slices of the present registration."""
+        return self._buffers.layout
+
+    def slice_times(self) -> bytes:
+        """When each slice was ready, issued and done; see `native.Engine.slice_times`."""
+        return self._host.engine.slice_times(self._model)
 
     def retune(self, settings: SliceSettings, issue_order: Sequence[str] | None = None) -> None:
         """Cuts the same gradients into other slices. Collective, in the engine's turn. Nothing may
@@ -348,9 +360,9 @@ class RegisteredModel:
         self._host.add_model(self._model, layout, buffers, plan, groups)
         if self.coding is not None:
             self.coding.set_up(self.entries, self._buffers, self._host.transport, self._model)
-        self.gradients = self.arriving = Arrivals(self._host, self._model, 0)
+        self.gradients = self.arriving = Arrivals(self._host, self._model, 0, self.waits)
         if self.use.in_halves:
-            self.parameters = Arrivals(self._host, self._model, layout.parameter_of(0))
+            self.parameters = Arrivals(self._host, self._model, layout.parameter_of(0), self.waits)
         self.use.registered(self._model, self.entries)
         self._forget = weakref.finalize(
             self, _forget, self._host, self._model, self._buffers.devices
@@ -384,7 +396,10 @@ class RegisteredModel:
             self._host.engine.tensor_ready(self._model, self._buffers.layout.squares_tensor)
 
     def _wait_for_squares(self) -> None:
-        self._host.engine.wait(self._model, self._buffers.layout.squares_tensor)
+        squares = self._buffers.layout.squares_tensor
+        begin = time.monotonic_ns()
+        self._host.engine.wait(self._model, squares)
+        self.waits.ended(begin, squares)
 
     def norms_of_sums(self, order: float, factor: float, dtype: torch.dtype) -> torch.Tensor:
         """Waits until the first half of each sum of this step is done.

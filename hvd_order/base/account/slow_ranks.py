@@ -1,0 +1,203 @@
+"""Which rank holds up the others, why, and for how long it has done so.
+
+A delay is told when it lasts, and not for every step: a rank is slow if the median of `WINDOW`
+steps costs the others a tenth of a step, and it is well again once that is less than a twentieth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+
+__all__: list[str] = []
+
+WINDOW = 20  # steps
+_SLOW = 0.10  # of the step
+_WELL = 0.05
+_SLOW_LINK = 0.6  # of the other hosts' rate
+_ON_CORES = 0.5  # of the delay, that threads have waited for a core
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """What one rank has seen in some steps.
+
+    Attributes:
+        step_s, late_s: by step, the step, and what it waited for late ranks.
+        latest, latest_s, sole_s: by step, the rank (place) that it waited for most, how long, and
+            what of that would not be without this rank.
+        parts_s: medians by name, in the order of a step: "backward pass", "host", "update",
+            "loader", "forward pass".
+        link_s: median of queue and transfer.
+        run_queue_s: by step, that the training thread waited for a core.
+        clock_error_s: largest error of times of this rank.
+        late_slice: the first late slice of this rank, see `late_layer`; -1: none.
+        sends_per_s: bytes per second that it sends to other hosts while it sends; 0: not known.
+        slow_host: the host (by number) that takes its bytes slowest, at ``slow_host_per_s``; -1:
+            none is much slower than the others.
+    """
+
+    step_s: Sequence[float]
+    late_s: Sequence[float]
+    latest: Sequence[int]
+    latest_s: Sequence[float]
+    sole_s: Sequence[float]
+    parts_s: Mapping[str, float]
+    link_s: float
+    run_queue_s: float
+    clock_error_s: float = 0.0
+    late_slice: int = -1
+    sends_per_s: float = 0.0
+    slow_host: int = -1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who holds up the others.
+
+    Attributes:
+        place: the rank; -1: none. For a link, a rank behind it.
+        cause: see `StepStats.slow_cause`.
+        late_slice: the first late slice; -1: none stands out.
+        host: number of the host of a slow link; -1: the cause is no link.
+        delay_s: what it costs each step.
+        step_s: median of all ranks' steps.
+    """
+
+    place: int = -1
+    cause: str = ""
+    late_slice: int = -1
+    host: int = -1
+    delay_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the step."""
+        return self.delay_s / self.step_s if self.step_s > 0 else 0.0
+
+
+def verdict(rows: Sequence[RankRow], hosts: Sequence[int]) -> Verdict:
+    """Names the rank or link that costs most.
+
+    Args:
+        rows: by place, of the same steps.
+        hosts: number of each rank's host.
+    """
+    steps = len(rows[0].step_s)
+    step_s = median(row.step_s[k] for row in rows for k in range(steps))
+    late = _latest(rows, steps, step_s)
+    link = _slowest_link(rows, hosts, step_s)
+    return max(late, link, key=lambda each: each.delay_s)
+
+
+def _latest(rows: Sequence[RankRow], steps: int, step_s: float) -> Verdict:
+    # What the clocks cannot tell apart is no delay.
+    found = Verdict(step_s=step_s, delay_s=max(row.clock_error_s for row in rows))
+    for place in {place for row in rows for place in row.latest if place >= 0}:
+        others = [row for i, row in enumerate(rows) if i != place]
+
+        def mean_of(
+            values: str, k: int, place: int = place, others: list[RankRow] = others
+        ) -> float:
+            of = [getattr(row, values)[k] for row in others if row.latest[k] == place]
+            return float(sum(of)) / len(others)
+
+        blamed_s = median_low(mean_of("latest_s", k) for k in range(steps))
+        if blamed_s > found.delay_s:
+            sole_s = median_low(mean_of("sole_s", k) for k in range(steps))
+            # Where another rank is nearly as late, less is gained without this one.
+            delay_s = sole_s if sole_s > 0 else blamed_s
+            if delay_s > found.delay_s:
+                cause = _cause(rows[place], others)
+                found = Verdict(place, cause, rows[place].late_slice, -1, delay_s, step_s)
+    return found if found.place >= 0 else Verdict(step_s=step_s)
+
+
+def _cause(row: RankRow, others: Sequence[RankRow]) -> str:
+    more_s = {
+        name: value - median(other.parts_s[name] for other in others)
+        for name, value in row.parts_s.items()
+    }
+    name = max(more_s, key=more_s.__getitem__)
+    queued_s = row.run_queue_s - median(other.run_queue_s for other in others)
+    if queued_s >= _ON_CORES * max(more_s[name], 0.0) > 0:
+        return "cores"
+    return name
+
+
+def _slowest_link(rows: Sequence[RankRow], hosts: Sequence[int], step_s: float) -> Verdict:
+    rate: dict[int, float] = {}
+    for row, host in zip(rows, hosts, strict=True):
+        rate[host] = max(rate.get(host, 0.0), row.sends_per_s)
+    known = {host: per_s for host, per_s in rate.items() if per_s > 0}
+    if len(known) < 2:
+        return Verdict(step_s=step_s)
+    usual = median(sorted(known.values())[len(known) // 2 :])  # of the faster half
+    slowest = min(known, key=known.__getitem__)
+    part = known[slowest] / usual
+    if part > _SLOW_LINK:  # what all send to is not seen in anybody's own rate
+        votes = [
+            row.slow_host for row, host in zip(rows, hosts, strict=True) if host != row.slow_host
+        ]
+        named = max(set(votes), key=votes.count, default=-1)
+        if named < 0 or 2 * votes.count(named) < len(votes):
+            return Verdict(step_s=step_s)
+        slowest, part = named, _SLOW_LINK
+    link_s = median(row.link_s for row in rows)
+    return Verdict(hosts.index(slowest), "link", -1, slowest, link_s * (1 - part), step_s)
+
+
+class SlowRank:
+    """The rank that is slow at present: begins and ends once, however the verdicts vary."""
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self.present: Verdict | None = None
+        self._rows: list[Sequence[RankRow]] = []
+
+    def seen(self, rows: Sequence[RankRow], hosts: Sequence[int]) -> list[tuple[Verdict, bool]]:
+        """Takes the rows of further steps.
+
+        Returns:
+            What has ended or begun with these steps, and whether it has begun.
+        """
+        self._rows.append(rows)
+        while len(self._rows) > 1 and _steps(self._rows[1:]) >= WINDOW:
+            self._rows.pop(0)
+        if _steps(self._rows) < WINDOW:
+            return []
+        now = verdict([_joined(of_rank) for of_rank in zip(*self._rows, strict=True)], hosts)
+        before, news = self.present, []
+        if before is not None:
+            same = now.place == before.place and (now.host >= 0) == (before.host >= 0)
+            self.present = now if same and now.share >= _WELL else None
+            if self.present is None:
+                news.append((before, False))
+        if self.present is None and now.place >= 0 and now.share >= _SLOW:
+            self.present = now
+            news.append((now, True))
+        return news
+
+
+def _steps(rows: Sequence[Sequence[RankRow]]) -> int:
+    return sum(len(each[0].step_s) for each in rows)
+
+
+def _joined(rows: Sequence[RankRow]) -> RankRow:
+    newest = rows[-1]
+    return RankRow(
+        step_s=[s for row in rows for s in row.step_s],
+        late_s=[s for row in rows for s in row.late_s],
+        latest=[r for row in rows for r in row.latest],
+        latest_s=[s for row in rows for s in row.latest_s],
+        sole_s=[s for row in rows for s in row.sole_s],
+        parts_s={name: median(row.parts_s[name] for row in rows) for name in newest.parts_s},
+        link_s=median(row.link_s for row in rows),
+        run_queue_s=sum(row.run_queue_s for row in rows) / len(rows),
+        clock_error_s=max(row.clock_error_s for row in rows),
+        late_slice=newest.late_slice,
+        sends_per_s=median(row.sends_per_s for row in rows),
+        slow_host=newest.slow_host,
+    )

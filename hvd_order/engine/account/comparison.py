@@ -1,0 +1,292 @@
+"""One exchange of the ranks about their last steps, on the thread of the collective queue."""
+
+from __future__ import annotations
+
+import math
+import socket
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_order._native import _torch as native
+from hvd_order.base.account.clock_offset import ClockOffset
+from hvd_order.base.account.exposed import (
+    Exposed,
+    SliceTimes,
+    WaitedSlices,
+    explain,
+    late_layer,
+)
+from hvd_order.base.account.slow_ranks import RankRow, SlowRank
+from hvd_order.base.account.step_parts import StepParts, overlap, parts_of
+from hvd_order.base.account.step_stats import StepStats
+from hvd_order.engine.account import links, numbers, ready_times
+from hvd_order.engine.account.recorded_step import RecordedStep
+from hvd_order.engine.account.reports import StepReport, publish
+from hvd_order.engine.account.told import Told
+from hvd_order.engine.account.waited_slices import waited_slices
+from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.host_levels import hosts_of
+from hvd_order.engine.job import group_collectives
+
+__all__: list[str] = []
+
+_USUAL_PAUSE = 10  # steps
+_LEAST_S = 0.5  # between exchanges: short steps are seen less often
+_LONGEST_PAUSE = 1000
+_SLOW_HOST = 0.6  # of this rank's rate to the others
+
+
+@dataclass(frozen=True)
+class _Explained:
+    parts: StepParts
+    exposed: Exposed
+    times: SliceTimes
+    layout: native.SliceLayout
+
+
+class Comparison:
+    """What the exchanges of one optimizer have found.
+
+    Thread safety: `compare` runs on one thread; `stats` and `pause` may be read on any.
+
+    Attributes:
+        stats: of this rank.
+        pause: steps between two exchanges; the same on all ranks.
+    """
+
+    def __init__(self, host: EngineHost, key: str) -> None:
+        """Starts without an exchange.
+
+        Args:
+            key: of the optimizer.
+        """
+        self._host = host
+        self._key = key
+        self.stats = StepStats()
+        self.pause = _USUAL_PAUSE
+        self._offset: ClockOffset | None = None
+        self._hosts = [0] * host.size
+        self._host_names = [socket.gethostname()] * host.size
+        self._rates: links.LinkRates | None = None
+        self._slow = SlowRank()
+        self._told = Told(host.rank == 0, host.ranks, host.job.config.report)
+        self._waited: tuple[native.SliceLayout, WaitedSlices] | None = None
+
+    def compare(
+        self,
+        steps: Sequence[RecordedStep],
+        queued_s: float,
+        about: StepStats,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Explains this rank's steps, and compares them with those of the other ranks. Collective.
+
+        Args:
+            steps: the same steps on all ranks.
+            queued_s: by step, that the training thread waited for a core.
+            about: what is known without an exchange.
+            group: of all ranks; None: this rank is not compared.
+        """
+        if group is None:
+            explained = [self._explained(step, None) for step in steps]
+        else:
+            if self._rates is None:
+                self._find_hosts(group)
+            self._offset = ready_times.compare_clocks(group, self._offset)
+            explained = self._explain(steps, self._offset, group)
+        mine = self._stats_of(steps, explained, about)
+        row = self._row(explained, queued_s)
+        if group is None:
+            self._publish(mine, [mine])
+            return
+        told = torch.tensor(numbers.packed(row, mine), dtype=torch.float64)
+        everyone = [
+            numbers.unpacked(values.tolist(), len(steps), mine)
+            for values in group_collectives.all_gather(told, group)
+        ]
+        self._judge(mine, everyone)
+
+    # ---- this rank ----------------------------------------------------------------------------
+
+    def _find_hosts(self, group: dist.ProcessGroup) -> None:
+        job = self._host.job
+        mine = (socket.gethostname(), job.local_rank, job.local_size, links.own_addresses())
+        everyone = group_collectives.gather_objects(mine, group, "hosts")
+        self._hosts = hosts_of([(name, rank, size) for name, rank, size, _ in everyone])
+        self._host_names = [name for name, _, _, _ in everyone]
+        own = self._hosts[self._host.rank]
+        host_of = {
+            address: host
+            for (_, _, _, addresses), host in zip(everyone, self._hosts, strict=True)
+            for address in addresses
+        }
+        self._rates = links.LinkRates(host_of, own)
+
+    def _explain(
+        self, steps: Sequence[RecordedStep], offset: ClockOffset, group: dist.ProcessGroup
+    ) -> list[_Explained]:
+        ready = [at for step in steps for at in _ready(step)]
+        if not ready:
+            return [self._explained(step, ([], [], [])) for step in steps]
+        found = ready_times.last_ready(ready, offset, self._host.rank, group)
+        explained = []
+        at = 0
+        for step in steps:
+            to = at + step.slices_count
+            last, place, second = (values[at:to] for values in found)
+            explained.append(self._explained(step, (last, place, second)))
+            at = to
+        return explained
+
+    def _explained(
+        self, step: RecordedStep, ready: tuple[list[int], list[int], list[int]] | None
+    ) -> _Explained:
+        own = array("q", step.slices or bytes(24 * step.slices_count))
+        mine = list(own[0::3])
+        last, place, second = ready or (mine, [self._host.rank] * len(mine), mine)
+        times = SliceTimes(mine, own[1::3], own[2::3], last, place, second)
+        exposed = explain(step.times.waits, times, self._waited_of(step.layout))
+        return _Explained(parts_of(step.times), exposed, times, step.layout)
+
+    def _waited_of(self, layout: native.SliceLayout) -> WaitedSlices:
+        if self._waited is None or self._waited[0] is not layout:
+            self._waited = layout, waited_slices(layout)
+        return self._waited[1]
+
+    def _stats_of(
+        self, steps: Sequence[RecordedStep], explained: Sequence[_Explained], about: StepStats
+    ) -> StepStats:
+        def usual(value: str) -> float:
+            return float(median(getattr(each.parts, value) for each in explained))
+
+        def exposed_s(value: str) -> float:
+            return float(median(getattr(each.exposed, value) for each in explained)) / 1e9
+
+        newest = explained[-1].times
+        travelled = [
+            (issued, done)
+            for issued, done in zip(newest.issued, newest.done, strict=True)
+            if issued and done > issued
+        ]
+        return replace(
+            about,
+            step_s=usual("step_s"),
+            compute_s=usual("compute_s"),
+            late_s=exposed_s("late"),
+            queue_s=exposed_s("queue"),
+            transfer_s=exposed_s("transfer"),
+            inversion_s=exposed_s("inversion"),
+            update_s=usual("update_s"),
+            host_s=usual("host_s"),
+            loader_s=usual("loader_s"),
+            overlap=overlap(travelled, [(a, b) for a, b, _ in steps[-1].times.waits]),
+            wire_bytes=steps[-1].wire_bytes,
+            clock_error_s=0.0 if self._offset is None else self._offset.error_ns / 1e9,
+        )
+
+    def _row(self, explained: Sequence[_Explained], queued_s: float) -> RankRow:
+        latest = [
+            max(each.exposed.late_of.items(), key=_second, default=(-1, 0)) for each in explained
+        ]
+        parts = [each.parts for each in explained]
+        seeing = [each for each in parts if each.has_loader]
+        sees_loader = 2 * len(seeing) >= len(parts)
+        ahead = seeing if sees_loader else parts  # else what is before the pass belongs to it
+        own = self._host.rank
+        newest = explained[-1].times
+        late_slice = None
+        if newest.last.count(own) * 2 > len(newest.last):
+            late_slice = late_layer(newest.ready, newest.ready_second)
+        sent = {} if self._rates is None else self._rates.sent()
+        per_s = links.rates(sent.items())
+        slow_host, sends_per_s = _slow_host(per_s)
+        return RankRow(
+            step_s=[each.step_s for each in parts],
+            late_s=[each.exposed.late / 1e9 for each in explained],
+            latest=[place for place, _ in latest],
+            latest_s=[late / 1e9 for _, late in latest],
+            sole_s=[
+                each.exposed.sole_of[place] / 1e9
+                for each, (place, _) in zip(explained, latest, strict=True)
+            ],
+            parts_s={
+                "backward pass": median(each.backward_s for each in parts),
+                "host": median(each.rest_s for each in parts),
+                "update": median(each.update_s for each in parts),
+                "loader": median(each.loader_s for each in ahead) if sees_loader else 0.0,
+                "forward pass": median(
+                    each.forward_s + (0.0 if sees_loader else each.loader_s) for each in ahead
+                ),
+            },
+            link_s=median(each.exposed.queue + each.exposed.transfer for each in explained) / 1e9,
+            run_queue_s=queued_s,
+            clock_error_s=0.0 if self._offset is None else self._offset.error_ns / 1e9,
+            late_slice=-1 if late_slice is None else late_slice,
+            sends_per_s=sends_per_s,
+            slow_host=slow_host,
+        )
+
+    # ---- all ranks ----------------------------------------------------------------------------
+
+    def _judge(self, mine: StepStats, everyone: Sequence[tuple[RankRow, StepStats]]) -> None:
+        step_s = median(stats.step_s for _, stats in everyone)
+        if step_s > 0:
+            steps = math.ceil(_LEAST_S / step_s)
+            self.pause = min(max(steps, _USUAL_PAUSE), _LONGEST_PAUSE)
+        news = self._slow.seen([row for row, _ in everyone], self._hosts)
+        slow = self._slow.present
+        found: dict[str, Any] = {}
+        if slow is not None:
+            found = {
+                "slow_rank": self._host.ranks[slow.place],
+                "slow_cause": slow.cause,
+                "slow_detail": self._detail(slow.late_slice, slow.host),
+                "slow_s": slow.delay_s,
+                "without_s": slow.step_s - slow.delay_s,
+            }
+        all_stats = [replace(stats, **found) for _, stats in everyone]
+        self._publish(replace(mine, **found), all_stats)
+        for each, begins in news:
+            detail = self._detail(each.late_slice, each.host)
+            self._told.slow(each, begins, self._host_names[each.place], detail, mine.clock_error_s)
+
+    def _detail(self, late_slice: int, host: int) -> str:
+        """The layer from which on a rank is late, or the host of a link."""
+        if host >= 0:
+            return self._host_names[self._hosts.index(host)]
+        names = () if self._waited is None else self._waited[1].names
+        return names[late_slice] if 0 <= late_slice < len(names) else ""
+
+    def _publish(self, mine: StepStats, everyone: Sequence[StepStats]) -> None:
+        self.stats = mine
+        ranks = self._host.ranks if len(everyone) > 1 else [self._host.job.rank]
+        names = self._host_names if len(everyone) > 1 else [socket.gethostname()]
+        publish(StepReport(self._key, mine, everyone, ranks, names))
+        self._told.stats(mine, everyone)
+
+
+def _ready(step: RecordedStep) -> Sequence[int]:
+    return array("q", step.slices or bytes(24 * step.slices_count))[0::3]
+
+
+def _second(item: tuple[int, int]) -> int:
+    return item[1]
+
+
+def _slow_host(per_s: dict[int, float]) -> tuple[int, float]:
+    """The host that takes bytes much more slowly than the others, -1 if there is none; and the rate
+    to the others.
+    """
+    if not per_s:
+        return -1, 0.0
+    usual = max(per_s.values())
+    slowest = min(per_s, key=per_s.__getitem__)
+    if len(per_s) > 1 and per_s[slowest] < _SLOW_HOST * usual:
+        return slowest, usual
+    return -1, usual
