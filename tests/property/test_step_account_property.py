@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.base.account.clock_offset import clock_offset
-from hvd_order.base.account.exposed import SliceTimes, WaitedSlices, explain, late_layer
+from hvd_order.base.account.exposed import SlicesOfStep, WaitedSlices, explain, late_layer
 from hvd_order.base.account.slow_ranks import WINDOW, RankRow, SlowRank
-from hvd_order.base.account.step_parts import StepTimes, overlap, parts_of, union, within
+from hvd_order.base.account.step_parts import StepMarks, overlap, parts_of, union, within
 
 times = st.integers(1, 10_000)
 
@@ -35,7 +35,7 @@ def test_parts_of_a_step_close(
     begin, backward, called, returned, read, end = sorted(marks)
     apart = [each for each in updates if within(waits, *each) == 0]
     parts = parts_of(
-        StepTimes(
+        StepMarks(
             begin,
             backward if sees_all else 0,
             called,
@@ -108,7 +108,7 @@ WHOLE = WaitedSlices(last=[[0], [1]], first=[[0], [1]], names=["a", "b"])
 
 def test_the_vector_of_the_definitions() -> None:
     # Ready at 10, 13, 10; transfer 2; a reader at 11 that ends at 15.
-    slices = SliceTimes([10, 1], [10, 2], [15, 3], [13, 1], [1, 0], [10, 1])
+    slices = SlicesOfStep([10, 1], [10, 2], [15, 3], [13, 1], [1, 0], [10, 1])
     exposed = explain([(11, 15, 0)], slices, WHOLE)
     assert (exposed.late, exposed.queue, exposed.transfer) == (2, 0, 2)
     assert exposed.late_of == {1: 2}
@@ -117,7 +117,7 @@ def test_the_vector_of_the_definitions() -> None:
 
 def test_what_was_sent_before_a_more_urgent_slice_is_an_inversion() -> None:
     # Slice 0 is ready everywhere at 10; slice 1 is sent from 11 to 15, slice 0 from 15 to 18.
-    slices = SliceTimes([10, 5], [15, 11], [18, 15], [10, 5], [0, 0], [9, 5])
+    slices = SlicesOfStep([10, 5], [15, 11], [18, 15], [10, 5], [0, 0], [9, 5])
     exposed = explain([(10, 18, 0)], slices, WHOLE)
     assert (exposed.late, exposed.queue, exposed.transfer) == (0, 5, 3)
     assert exposed.inversion == 4
@@ -126,7 +126,7 @@ def test_what_was_sent_before_a_more_urgent_slice_is_an_inversion() -> None:
 def test_the_second_half_of_a_sum_is_not_late() -> None:
     halves = WaitedSlices(last=[[1]], first=[[0], [0]], names=["s", "g"])
     # The reduce-scatter is ready everywhere at 6 and travels from 7 to 10, the all-gather from 12.
-    slices = SliceTimes([5, 10], [7, 12], [10, 14], [6, 10], [1, 1], [5, 10])
+    slices = SlicesOfStep([5, 10], [7, 12], [10, 14], [6, 10], [1, 1], [5, 10])
     exposed = explain([(4, 14, 0)], slices, halves)
     assert (exposed.late, exposed.queue, exposed.transfer) == (2, 1 + 2, 3 + 2)
 
@@ -140,7 +140,7 @@ def test_the_second_half_of_a_sum_is_not_late() -> None:
 def test_causes_add_up_to_the_waits(
     waits: list[tuple[int, int]], slices: list[tuple[int, ...]]
 ) -> None:
-    columns = SliceTimes(*([each[i] for each in slices] for i in range(6)))
+    columns = SlicesOfStep(*([each[i] for each in slices] for i in range(6)))
     exposed = explain([(a, b, a % 2) for a, b in waits], columns, WHOLE)
     total = exposed.late + exposed.queue + exposed.transfer
     assert total == sum(b - a for a, b in waits)

@@ -29,7 +29,7 @@ class WaitedSlices:
 
 
 @dataclass(frozen=True)
-class SliceTimes:
+class SlicesOfStep:
     """Times of the slices of one step on one rank, ns of its clock, by slice; 0: not known.
 
     Attributes:
@@ -66,7 +66,7 @@ class Exposed:
 
 
 def explain(
-    waits: Iterable[tuple[int, int, int]], times: SliceTimes, slices: WaitedSlices
+    waits: Iterable[tuple[int, int, int]], times: SlicesOfStep, slices: WaitedSlices
 ) -> Exposed:
     """Explains the waits (begin, end, tensor) of one step, which do not overlap.
 
@@ -89,7 +89,7 @@ def explain(
     return result
 
 
-def _add(result: Exposed, begin: int, end: int, of: int, times: SliceTimes) -> None:
+def _add(result: Exposed, begin: int, end: int, of: int, times: SlicesOfStep) -> None:
     parts = split_wait(begin, end, times.ready_last[of], times.issued[of])
     result.late += parts.late
     result.queue += parts.queue

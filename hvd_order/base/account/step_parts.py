@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 @dataclass
-class StepTimes:
+class StepMarks:
     """Times of one step, ns of the rank's clock; 0: not seen.
 
     Attributes:
@@ -67,7 +67,7 @@ class StepParts:
         return self.loader_s + self.rest_s
 
 
-def parts_of(times: StepTimes) -> StepParts:
+def parts_of(times: StepMarks) -> StepParts:
     """Returns the parts of a step that has ended."""
     begin, end = times.begin_ns, times.end_ns
     # Marks that were not seen leave an empty part; each is at or after the one before.

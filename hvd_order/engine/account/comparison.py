@@ -17,7 +17,7 @@ from hvd_order._native import _torch as native
 from hvd_order.base.account.clock_offset import ClockOffset
 from hvd_order.base.account.exposed import (
     Exposed,
-    SliceTimes,
+    SlicesOfStep,
     WaitedSlices,
     explain,
     late_layer,
@@ -26,7 +26,7 @@ from hvd_order.base.account.slow_ranks import RankRow, SlowRank
 from hvd_order.base.account.step_parts import StepParts, overlap, parts_of
 from hvd_order.base.account.step_stats import StepStats
 from hvd_order.engine.account import links, numbers, ready_times
-from hvd_order.engine.account.recorded_step import RecordedStep
+from hvd_order.engine.account.noted_step import NotedStep
 from hvd_order.engine.account.reports import StepReport, publish
 from hvd_order.engine.account.told import Told
 from hvd_order.engine.account.waited_slices import waited_slices
@@ -46,11 +46,11 @@ _SLOW_HOST = 0.6  # of this rank's rate to the others
 class _Explained:
     parts: StepParts
     exposed: Exposed
-    times: SliceTimes
+    times: SlicesOfStep
     layout: native.SliceLayout
 
 
-class Comparison:
+class RankComparison:
     """What the exchanges of one optimizer have found.
 
     Thread safety: `compare` runs on one thread; `stats` and `pause` may be read on any.
@@ -80,7 +80,7 @@ class Comparison:
 
     def compare(
         self,
-        steps: Sequence[RecordedStep],
+        steps: Sequence[NotedStep],
         queued_s: float,
         about: StepStats,
         group: dist.ProcessGroup | None,
@@ -129,7 +129,7 @@ class Comparison:
         self._rates = links.LinkRates(host_of, own)
 
     def _explain(
-        self, steps: Sequence[RecordedStep], offset: ClockOffset, group: dist.ProcessGroup
+        self, steps: Sequence[NotedStep], offset: ClockOffset, group: dist.ProcessGroup
     ) -> list[_Explained]:
         ready = [at for step in steps for at in _ready(step)]
         if not ready:
@@ -145,12 +145,12 @@ class Comparison:
         return explained
 
     def _explained(
-        self, step: RecordedStep, ready: tuple[list[int], list[int], list[int]] | None
+        self, step: NotedStep, ready: tuple[list[int], list[int], list[int]] | None
     ) -> _Explained:
         own = array("q", step.slices or bytes(24 * step.slices_count))
         mine = list(own[0::3])
         last, place, second = ready or (mine, [self._host.rank] * len(mine), mine)
-        times = SliceTimes(mine, own[1::3], own[2::3], last, place, second)
+        times = SlicesOfStep(mine, own[1::3], own[2::3], last, place, second)
         exposed = explain(step.times.waits, times, self._waited_of(step.layout))
         return _Explained(parts_of(step.times), exposed, times, step.layout)
 
@@ -160,7 +160,7 @@ class Comparison:
         return self._waited[1]
 
     def _stats_of(
-        self, steps: Sequence[RecordedStep], explained: Sequence[_Explained], about: StepStats
+        self, steps: Sequence[NotedStep], explained: Sequence[_Explained], about: StepStats
     ) -> StepStats:
         def usual(value: str) -> float:
             return float(median(getattr(each.parts, value) for each in explained))
@@ -271,7 +271,7 @@ class Comparison:
         self._told.stats(mine, everyone)
 
 
-def _ready(step: RecordedStep) -> Sequence[int]:
+def _ready(step: NotedStep) -> Sequence[int]:
     return array("q", step.slices or bytes(24 * step.slices_count))[0::3]
 
 

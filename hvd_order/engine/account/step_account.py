@@ -19,8 +19,8 @@ from functools import partial
 
 from hvd_order.base.account.step_stats import StepStats
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.engine.account.comparison import Comparison
-from hvd_order.engine.account.recorded_step import RecordedStep
+from hvd_order.engine.account.comparison import RankComparison
+from hvd_order.engine.account.noted_step import NotedStep
 from hvd_order.engine.model_channel import ModelChannel
 
 __all__: list[str] = []
@@ -44,17 +44,17 @@ class StepAccount:
         self._steps = 0
         self._last = 0  # the step after which the ranks talked last
         self._pause = _STEPS
-        self._recorded: list[RecordedStep] = []
+        self._recorded: list[NotedStep] = []
         self._under_way: int | None = None  # handle of an exchange
         self._queued_ns: int | None = None
-        self._comparison = Comparison(channel.host, channel.key)
+        self._comparison = RankComparison(channel.host, channel.key)
 
     @property
     def wants(self) -> bool:
         """Whether the step that has ended last is part of an exchange."""
         return not self._off and self._steps > self._last + self._pause - 1 - _STEPS
 
-    def record(self, step: RecordedStep) -> None:
+    def record(self, step: NotedStep) -> None:
         """Takes the step that has ended last. All ranks do so for the same steps."""
         self._recorded.append(step)
 
@@ -93,9 +93,9 @@ class StepAccount:
         else:
             compare(None)
 
-    def _of_exchange(self) -> list[RecordedStep]:
+    def _of_exchange(self) -> list[NotedStep]:
         """The newest recorded steps, as many as an exchange may be about."""
-        steps: list[RecordedStep] = []
+        steps: list[NotedStep] = []
         slices = 0
         for step in reversed(self._recorded):
             slices += step.slices_count

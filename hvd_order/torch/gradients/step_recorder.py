@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from hvd_order.base.account.step_parts import StepTimes
-from hvd_order.engine.account.recorded_step import RecordedStep
+from hvd_order.base.account.step_parts import StepMarks
+from hvd_order.engine.account.noted_step import NotedStep
 from hvd_order.engine.account.step_account import StepAccount
 from hvd_order.torch.sums.registered_model import RegisteredModel
 
@@ -23,7 +23,7 @@ class StepRecorder:
         """Notes nothing before the first gradient."""
         self._account = account
         self._model = model
-        self._times = StepTimes(0)
+        self._times = StepMarks(0)
         self._has_ended = False
         self._cleared_ns = 0
         model.waits.spans = self._times.waits
@@ -37,7 +37,7 @@ class StepRecorder:
             self._times.end_ns = now
             self._times.read_ns = self._times.read_ns or self._cleared_ns
             self._account.record(
-                RecordedStep(
+                NotedStep(
                     self._times,
                     self._model.layout,
                     self._model.slice_times(),
@@ -45,7 +45,7 @@ class StepRecorder:
                     self._model.wire_bytes,
                 )
             )
-        self._times = StepTimes(now)
+        self._times = StepMarks(now)
         self._model.waits.spans = self._times.waits
         self._has_ended = False
         self._cleared_ns = 0

@@ -15,6 +15,7 @@ BESIDE = {
     "hvd_order/torch/gradients/misuse.py",
     "hvd_order/torch/gradients/parts.py",
     "hvd_order/torch/gradients/sparse.py",
+    "hvd_order/torch/gradients/step_recorder.py",
     "hvd_order/torch/gradients/tuning.py",
     "hvd_order/torch/gradients/warm_up.py",
     "hvd_order/torch/sums/gradient_buffers.py",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_order._native import _torch as native
-from hvd_order.base.account.step_parts import StepTimes
+from hvd_order.base.account.step_parts import StepMarks
 
 __all__: list[str] = []
 
 
 @dataclass(frozen=True)
-class RecordedStep:
+class NotedStep:
     """One step on this rank that has ended.
 
     Attributes:
@@ -21,7 +21,7 @@ class RecordedStep:
         wire_bytes: of the gradients.
     """
 
-    times: StepTimes
+    times: StepMarks
     layout: native.SliceLayout
     slices: bytes
     slices_count: int
