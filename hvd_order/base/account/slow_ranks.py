@@ -6,6 +6,7 @@ steps costs the others a tenth of a step, and it is well again once that is less
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
@@ -15,7 +16,8 @@ __all__: list[str] = []
 WINDOW = 20  # steps
 _SLOW = 0.10  # of the step
 _WELL = 0.05
-_SLOW_LINK = 0.6  # of the other hosts' rate
+_SLOW_LINK = 0.6  # of the rate between the other hosts
+_SENDER = 0.55
 _ON_CORES = 0.5  # of the delay, that threads have waited for a core
 
 
@@ -33,9 +35,8 @@ class RankRow:
         run_queue_s: by step, that the training thread waited for a core.
         clock_error_s: largest error of times of this rank.
         late_slice: the first late slice of this rank, see `late_layer`; -1: none.
-        sends_per_s: bytes per second that it sends to other hosts while it sends; 0: not known.
-        slow_host: the host (by number) that takes its bytes slowest, at ``slow_host_per_s``; -1:
-            none is much slower than the others.
+        sends_to, sends_per_s: the host (by number) to which it sends slowest, of those that get
+            many of its bytes, and bytes per second while it does; -1: not known.
     """
 
     step_s: Sequence[float]
@@ -48,8 +49,8 @@ class RankRow:
     run_queue_s: float
     clock_error_s: float = 0.0
     late_slice: int = -1
+    sends_to: int = -1
     sends_per_s: float = 0.0
-    slow_host: int = -1
 
 
 @dataclass(frozen=True)
@@ -128,25 +129,33 @@ def _cause(row: RankRow, others: Sequence[RankRow]) -> str:
 
 
 def _slowest_link(rows: Sequence[RankRow], hosts: Sequence[int], step_s: float) -> Verdict:
-    rate: dict[int, float] = {}
+    """The host whose links in and out are slower than those between the other hosts."""
+    rates: dict[tuple[int, int], float] = {}
     for row, host in zip(rows, hosts, strict=True):
-        rate[host] = max(rate.get(host, 0.0), row.sends_per_s)
-    known = {host: per_s for host, per_s in rate.items() if per_s > 0}
-    if len(known) < 2:
+        if row.sends_to >= 0:
+            edge = host, row.sends_to
+            rates[edge] = max(rates.get(edge, 0.0), row.sends_per_s)
+    slowest, part = -1, _SLOW_LINK
+    for host in {host for edge in rates for host in edge}:
+        others = [per_s for edge, per_s in rates.items() if host not in edge]
+        if others:
+            out = [per_s for (sender, _), per_s in rates.items() if sender == host]
+            into = [per_s for (_, receiver), per_s in rates.items() if receiver == host]
+            of_usual = [per_s / median(others) for per_s in (*out, *into)]
+            # Where one of two hosts may be meant, it is the sender.
+            weights = [*(_SENDER for _ in out), *(1 - _SENDER for _ in into)]
+            mean = _geometric_mean(of_usual, weights)
+            if min(of_usual) <= _SLOW_LINK and mean < part:
+                slowest, part = host, mean
+    if slowest < 0:
         return Verdict(step_s=step_s)
-    usual = median(sorted(known.values())[len(known) // 2 :])  # of the faster half
-    slowest = min(known, key=known.__getitem__)
-    part = known[slowest] / usual
-    if part > _SLOW_LINK:  # what all send to is not seen in anybody's own rate
-        votes = [
-            row.slow_host for row, host in zip(rows, hosts, strict=True) if host != row.slow_host
-        ]
-        named = max(set(votes), key=votes.count, default=-1)
-        if named < 0 or 2 * votes.count(named) < len(votes):
-            return Verdict(step_s=step_s)
-        slowest, part = named, _SLOW_LINK
     link_s = median(row.link_s for row in rows)
     return Verdict(hosts.index(slowest), "link", -1, slowest, link_s * (1 - part), step_s)
+
+
+def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    total = sum(w * math.log(v) for v, w in zip(values, weights, strict=True))
+    return math.exp(total / sum(weights))
 
 
 class SlowRank:
@@ -198,6 +207,6 @@ def _joined(rows: Sequence[RankRow]) -> RankRow:
         run_queue_s=sum(row.run_queue_s for row in rows) / len(rows),
         clock_error_s=max(row.clock_error_s for row in rows),
         late_slice=newest.late_slice,
+        sends_to=newest.sends_to,
         sends_per_s=median(row.sends_per_s for row in rows),
-        slow_host=newest.slow_host,
     )

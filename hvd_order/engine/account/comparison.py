@@ -39,7 +39,6 @@ __all__: list[str] = []
 _USUAL_PAUSE = 10  # steps
 _LEAST_S = 0.5  # between exchanges: short steps are seen less often
 _LONGEST_PAUSE = 1000
-_SLOW_HOST = 0.6  # of this rank's rate to the others
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,7 @@ class RankComparison:
         if newest.last.count(own) * 2 > len(newest.last):
             late_slice = late_layer(newest.ready, newest.ready_second)
         sent = {} if self._rates is None else self._rates.sent()
-        per_s = links.rates(sent.items())
-        slow_host, sends_per_s = _slow_host(per_s)
+        sends_to, sends_per_s = links.slowest(sent)
         return RankRow(
             step_s=[each.step_s for each in parts],
             late_s=[each.exposed.late / 1e9 for each in explained],
@@ -228,8 +226,8 @@ class RankComparison:
             run_queue_s=queued_s,
             clock_error_s=0.0 if self._offset is None else self._offset.error_ns / 1e9,
             late_slice=-1 if late_slice is None else late_slice,
+            sends_to=sends_to,
             sends_per_s=sends_per_s,
-            slow_host=slow_host,
         )
 
     # ---- all ranks ----------------------------------------------------------------------------
@@ -277,16 +275,3 @@ def _ready(step: NotedStep) -> Sequence[int]:
 
 def _second(item: tuple[int, int]) -> int:
     return item[1]
-
-
-def _slow_host(per_s: dict[int, float]) -> tuple[int, float]:
-    """The host that takes bytes much more slowly than the others, -1 if there is none; and the rate
-    to the others.
-    """
-    if not per_s:
-        return -1, 0.0
-    usual = max(per_s.values())
-    slowest = min(per_s, key=per_s.__getitem__)
-    if len(per_s) > 1 and per_s[slowest] < _SLOW_HOST * usual:
-        return slowest, usual
-    return -1, usual

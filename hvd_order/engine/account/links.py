@@ -14,13 +14,14 @@ import os
 import socket
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 __all__: list[str] = []
 
 _BYTES_ACKED, _BUSY_TIME = 120, 168  # offsets within struct tcp_info (linux/tcp.h)
 _SIZE = 192  # up to tcpi_sndbuf_limited
 _LEAST_BUSY_S = 1e-3  # below that a rate says nothing
+_LEAST_PART = 0.1  # of all bytes
 
 Sent = tuple[int, float]
 """Bytes, and seconds during which there was something to send."""
@@ -106,6 +107,16 @@ class LinkRates:
         return dict(sent)
 
 
-def rates(sent: Iterable[tuple[int, Sent]]) -> dict[int, float]:
-    """Bytes per second to each host while something was sent to it, where that took long enough."""
-    return {host: size / busy_s for host, (size, busy_s) in sent if busy_s >= _LEAST_BUSY_S}
+def slowest(sent: Mapping[int, Sent]) -> tuple[int, float]:
+    """Returns the host to which this process sends slowest, and bytes per second while it does; -1
+    and 0 if nothing is known. Hosts that get few of the bytes do not count: the rate of small
+    messages is that of latency.
+    """
+    whole = sum(size for host, (size, _) in sent.items() if host >= 0)
+    per_s = {
+        host: size / busy_s
+        for host, (size, busy_s) in sent.items()
+        if host >= 0 and size >= _LEAST_PART * whole and busy_s >= _LEAST_BUSY_S
+    }
+    host = min(per_s, key=per_s.__getitem__, default=-1)
+    return host, per_s.get(host, 0.0)
