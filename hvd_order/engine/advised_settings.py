@@ -36,15 +36,23 @@ def advised_settings(
     """
     host = channel.host
     config = host.job.config
-    with channel.common_step("the measurement of the network"):
-        link = host.link(device, again)
+    link = host.known_link
+    if link is None or again:
+        with channel.common_step("the measurement of the network"):
+            link = host.measure_link(
+                device, lambda seconds: max(channel.gather("the speed of the network", seconds))
+            )
     settings = best_settings(link, size_bytes, host.choice.in_flight, host.choice.pushers)
     settings = settings.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
     settings = replace(
         settings, agreement=host.first_agreement, cross_iteration=config.cross_iteration
     )
     # Ranks may have measured different links; all of them use rank 0's result.
-    of_ranks: list[tuple[SliceSettings, bool]] = channel.gather("slice settings", (settings, split))
+    of_ranks: list[tuple[SliceSettings, bool, float]] = channel.gather(
+        "slice settings", (settings, split, link.seconds_per_byte)
+    )
     # Measured also for models that may be registered later, when transfers can be in flight.
-    can_split = config.split != "never" and choose_half_forms(channel, device)
-    return replace(of_ranks[0][0], split=can_split and all(each for _, each in of_ranks))
+    can_split = config.split != "never" and choose_half_forms(
+        channel, device, max(per_byte for _, _, per_byte in of_ranks)
+    )
+    return replace(of_ranks[0][0], split=can_split and all(each for _, each, _ in of_ranks))

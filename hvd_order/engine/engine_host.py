@@ -138,14 +138,13 @@ class EngineHost:
         """The measured link model; None before a measurement."""
         return self._link
 
-    def link(self, device: torch.device, again: bool = False) -> LinkModel:
-        """Returns the link model of the transport.
+    def measure_link(self, device: torch.device, longest: Callable[[float], float]) -> LinkModel:
+        """Measures the link model of the transport. Collective; nothing may be in flight.
 
-        The first call, and any call with ``again``, measures: it is collective, and nothing may be
-        in flight.
+        Args:
+            longest: returns the largest of the ranks' values.
         """
-        if self._link is None or again:
-            self._link = link_probe.measure(self.transport, device, self.choice.in_flight)
+        self._link = link_probe.measure(self.transport, device, self.choice.in_flight, longest)
         return self._link
 
     def retune(self, settings: SliceSettings, model: int) -> None:

@@ -21,6 +21,8 @@ __all__: list[str] = []
 _log = logging.getLogger("hvd_order")
 
 _BYTES = 2 * 2**20
+_LEAST_BYTES = 128 * 2**10
+_AIM_S = 0.1  # of an all-reduce of as many bytes; each form of each half is timed three times
 _PIECES = 4
 _ROUNDS = 3  # the first one connects
 _HALVES = {
@@ -29,7 +31,9 @@ _HALVES = {
 }
 
 
-def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
+def choose_half_forms(
+    channel: ModelChannel, device: torch.device, seconds_per_byte: float | None = None
+) -> bool:
     """Chooses the form of each half: the faster one on the slowest rank. Collective.
 
     Only the first call measures. Nothing may be in flight. The caller has the engine's turn.
@@ -37,6 +41,8 @@ def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
     Args:
         channel: of the model.
         device: device of the gradients.
+        seconds_per_byte: of an all-reduce, the same on all ranks: slow links carry fewer bytes;
+            None: not measured.
 
     Returns:
         Whether the back end has a form of each half.
@@ -53,7 +59,8 @@ def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
     ):
         return bool(host.has_halves)
     with channel.common_step("the measurement of reduce-scatters and all-gathers"):
-        mine = _times_s(transport, device, host.choice.in_flight)
+        size_bytes = _probe_bytes(seconds_per_byte)
+        mine = _times_s(transport, device, host.choice.in_flight, size_bytes)
     of_ranks = channel.gather("times of halves", mine)
     forms = {}
     host.has_halves = True
@@ -66,7 +73,7 @@ def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
         _log.debug(
             "split all-reduces: %s",
             "; ".join(
-                f"{half} as {forms[half].lower()}, 2 MiB: "
+                f"{half} as {forms[half].lower()}, {size_bytes >> 10} KiB: "
                 + ", ".join(f"{form.lower()} {1e3 * s:.3g} ms" for form, s in times.items())
                 for half, times in mine.items()
             ),
@@ -95,11 +102,18 @@ def check_codes(obstacle: str | None) -> None:
         )
 
 
+def _probe_bytes(seconds_per_byte: float | None) -> int:
+    if seconds_per_byte is None:
+        return _BYTES
+    aim = int(_AIM_S / seconds_per_byte) // _LEAST_BYTES * _LEAST_BYTES
+    return min(max(aim, _LEAST_BYTES), _BYTES)
+
+
 def _times_s(
-    transport: native.C10dTransport, device: torch.device, in_flight: int
+    transport: native.C10dTransport, device: torch.device, in_flight: int, size_bytes: int
 ) -> dict[str, dict[str, float]]:
     """Seconds by half and form; infinite for a form that the back end does not have."""
-    pieces = list(torch.zeros(_BYTES // 4, device=device).chunk(_PIECES))
+    pieces = list(torch.zeros(size_bytes // 4, device=device).chunk(_PIECES))
     times: dict[str, dict[str, float]] = {}
     for half, operation in _HALVES.items():
         times[half] = {}

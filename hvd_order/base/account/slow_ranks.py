@@ -112,7 +112,9 @@ def _latest(rows: Sequence[RankRow], steps: int, step_s: float) -> Verdict:
             delay_s = sole_s if sole_s > 0 else blamed_s
             if delay_s > found.delay_s:
                 cause = _cause(rows[place], others)
-                found = Verdict(place, cause, rows[place].late_slice, -1, delay_s, step_s)
+                in_passes = cause.endswith("pass")
+                late_slice = rows[place].late_slice if in_passes else -1
+                found = Verdict(place, cause, late_slice, -1, delay_s, step_s)
     return found if found.place >= 0 else Verdict(step_s=step_s)
 
 

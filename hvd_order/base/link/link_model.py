@@ -5,7 +5,7 @@ The model (Hockney, Parallel Computing 20, 1994): an all-reduce of n bytes takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -55,6 +55,7 @@ class LinkModel:
 
 
 _ROUNDS = 5
+_AIM_S = 1.0  # for the measurement; a link on which a round takes longer is measured once
 _TINY_BYTES = 1024
 _SMALL = (16, 128 * 1024)  # slices, bytes of each
 _LARGE = (4, 2**20)
@@ -67,21 +68,27 @@ def transfer_s(size_bytes: int, link: LinkModel) -> float:
     return link.slice_cost_s + size_bytes * link.seconds_per_byte
 
 
-def measured_link(time_stream: Callable[[list[int]], float]) -> LinkModel:
-    """Times streams of all-reduces of up to 4 MiB in total, several times each.
+def measured_link(
+    time_stream: Callable[[list[int]], float], longest: Callable[[float], float]
+) -> LinkModel:
+    """Times streams of all-reduces of up to 4 MiB in total: several times each, on slow links once.
 
     Args:
         time_stream: runs all-reduces of these sizes in bytes, two or more in flight at a time, and
             returns the seconds taken; the transport is otherwise idle.
+        longest: of a time on each rank, returns that of the slowest, so that all ranks time as
+            many streams.
     """
-    latency_s = _undisturbed(time_stream([_TINY_BYTES]) for _ in range(4 * _ROUNDS))
-    times = []
-    for count, size_bytes in (_SMALL, _LARGE):
-        took = _undisturbed(time_stream([size_bytes] * count) for _ in range(_ROUNDS))
-        times.append((count, size_bytes, took))
-    return LinkModel.from_streams(latency_s, *times)
+    latency_s = _undisturbed([time_stream([_TINY_BYTES]) for _ in range(4 * _ROUNDS)])
+    streams = [[size_bytes] * count for count, size_bytes in (_SMALL, _LARGE)]
+    first_s = time_stream(streams[0])
+    share = sum(map(sum, streams)) / sum(streams[0])
+    rounds = min(max(int(_AIM_S / (share * longest(first_s))), 1), _ROUNDS)
+    small_s = _undisturbed([first_s, *(time_stream(streams[0]) for _ in range(rounds - 1))])
+    large_s = _undisturbed([time_stream(streams[1]) for _ in range(rounds)])
+    return LinkModel.from_streams(latency_s, (*_SMALL, small_s), (*_LARGE, large_s))
 
 
-def _undisturbed(seconds: Iterable[float]) -> float:
+def _undisturbed(seconds: Sequence[float]) -> float:
     """The lower quartile: disturbances only add time."""
-    return quantiles(seconds, n=4)[0]
+    return quantiles(seconds, n=4)[0] if len(seconds) > 2 else min(seconds)

@@ -17,6 +17,7 @@ import torch
 
 from hvd_order.base.link.advice import run_line
 from hvd_order.base.link.drift_detector import Drift, DriftDetector
+from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.base.link.tuner import Tuner, candidates, distinct
 from hvd_order.base.plan.plan_file import Confirmed, Plan
@@ -119,7 +120,7 @@ class Tuning:
         if known is not None:
             coding.names = frozenset(known)
         elif coding.chooses:
-            model.choose_coded(coding, self._host.link(self._device))
+            model.choose_coded(coding, self._link)
         if not coding.names:
             return settings
         if self._host.job.config.slice_bytes is None:
@@ -268,11 +269,16 @@ class Tuning:
         if self._patience == 1:  # the first choice
             self._log_outlook(tuner.chosen_s)
 
+    @property
+    def _link(self) -> LinkModel:
+        link = self._host.known_link
+        assert link is not None  # `advised_settings` has measured it
+        return link
+
     def _log_outlook(self, step_s: float | None) -> None:
         """Logs the largest possible gain from ordering, from the measurements of this run."""
         if self._host.rank == 0:
-            link = self._host.link(self._device)
-            _log.info(run_line(link, self._model.size_bytes, self._host.size, step_s))
+            _log.info(run_line(self._link, self._model.size_bytes, self._host.size, step_s))
 
     def _compare(self, detector: DriftDetector, mine_s: float, flush: Callable[[], object]) -> None:
         """Compares the last step times of all ranks; begins new trials after a lasting change."""

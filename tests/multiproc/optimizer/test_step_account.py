@@ -83,7 +83,7 @@ def parts() -> Seen:
     ]
     seen = Seen([], [], [])
     for steps, late, loader_s in parts:
-        with logged() as messages:
+        with logged(slow_ranks=True) as messages:
             model.late = late
             begin = time.monotonic()
             for _ in range(steps):
