@@ -47,6 +47,7 @@ ROOMS: dict[str, tuple[str | None, tuple[str, ...]]] = {
             "hvd_order/ray.py",
         ),
     ),
+    "watch": ("hvd_order/watch/README.md", ("hvd_order/watch/",)),
     "tools": ("hvd_order/tools/README.md", ("hvd_order/tools/",)),
     "core": ("csrc/README.md", ("hvd_order/", "csrc/")),
     "benchmarks": (None, ("benchmarks/", "docker/", "examples/", "scripts/", "setup.py")),

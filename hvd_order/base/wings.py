@@ -18,6 +18,7 @@ MODULES = {
     ("transport", "ps"): "hvd_order.servers.worker.client",
     ("job service", "servers"): "hvd_order.servers.launch.job_servers",
     ("use of sums", "ps"): "hvd_order.servers.worker.server_update",
+    ("watcher", "metrics"): "hvd_order.watch.metrics.exporter",
 }
 
 

@@ -13,6 +13,7 @@ PLACES = {
     "transport": "hvd_order.engine.transport_choice.CHOICES",
     "job service": "hvd_order.launch.services.SERVICES",
     "use of sums": "hvd_order.torch.sums.sum_use.USES",
+    "watcher": "hvd_order.engine.account.watchers.WATCHERS",
 }
 
 
@@ -32,7 +33,7 @@ def test_the_module_registers_what_the_table_says(what: str, name: str) -> None:
 def test_nothing_of_a_wing_is_loaded_before_somebody_asks() -> None:
     program = (
         "import hvd_order.torch, hvd_order.launch.run, sys;"
-        "print([m for m in sys.modules if m.startswith('hvd_order.servers')])"
+        "print([m for m in sys.modules if m.startswith(('hvd_order.servers', 'hvd_order.watch'))])"
     )
     assert run(program) == "[]"
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args
 
+from hvd_order.base.config.metrics_place import metrics_place
+
 __all__ = [
     "BYTES",
     "COUNT",
     "DIRECTORY",
     "FILE",
     "HOST_PORT",
+    "METRICS",
     "NORM",
     "SECONDS",
     "SWITCH",
@@ -106,6 +109,12 @@ def _parse_path(text: str) -> str | None:
     return None if text in ("", "DYNAMIC") else text
 
 
+def _parse_metrics(text: str) -> str | None:
+    if text:
+        metrics_place(text)  # raises where it is none
+    return text or None
+
+
 @dataclass(frozen=True)
 class KnobKind:
     """What a knob accepts.
@@ -131,6 +140,7 @@ FILE = KnobKind("file name", lambda text: os.path.abspath(text) if text else Non
 TRACE_FILE = KnobKind("file name", _parse_path)
 DIRECTORY = KnobKind("directory", lambda text: text or None)
 HOST_PORT = KnobKind("host:port", lambda text: text or None)
+METRICS = KnobKind("port, host:port or file:/directory", _parse_metrics)
 
 
 def one_of(words: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from hvd_order.base.config.knobs import (
     DIRECTORY,
     FILE,
     HOST_PORT,
+    METRICS,
     NORM,
     SECONDS,
     SWITCH,
@@ -228,6 +229,14 @@ class Config:
         TRACE_FILE,
         "Write what happened when as trace events (Perfetto opens them); empty: nowhere.",
         also="HOROVOD_TIMELINE",
+        may_differ=True,
+    )
+    metrics: str | None = knob(
+        "",
+        METRICS,
+        "Offer the numbers of the last steps to Prometheus: at a port of the loopback interface or "
+        "of a named host, which is this one plus the local rank (`0`: any free one, in the log), "
+        "or as files for node_exporter's textfile collector. Not set: nowhere.",
         may_differ=True,
     )
     elastic_dir: str | None = knob(

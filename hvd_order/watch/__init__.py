@@ -1,0 +1,1 @@
+"""Shows the account of steps outside the job: metrics, callbacks of trainers, ``hvd-order top``."""

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: what they are, and where a rank offers them."""
