@@ -10,6 +10,8 @@ may also do, and averages gradients by `hvd_order.torch.DistributedOptimizer` in
 
 Lightning has two names, ``lightning`` and ``pytorch_lightning``, with classes of their own. The
 strategy is there under the name that the program has imported before this module.
+
+``Trainer(callbacks=[hvd_order.lightning.StepStatsCallback()])`` logs where the time of steps goes.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from typing import Any
 import torch
 
 import hvd_order.torch as hvd
+from hvd_order.watch.callbacks.numbers import numbers_of
 
-__all__ = ["HvdOrderFabricStrategy", "HvdOrderStrategy"]
+__all__ = ["HvdOrderFabricStrategy", "HvdOrderStrategy", "StepStatsCallback"]
 
 _NAME = "hvd_order"
 _ABOUT = "Data parallelism with ordered communication"
@@ -58,6 +61,9 @@ def _imported() -> list[tuple[Any, Any]]:
 _ALL = _imported()
 _OfTrainer: Any = _ALL[0][0].DDPStrategy
 _OfFabric: Any = _ALL[0][1].DDPStrategy
+_Callback: Any = importlib.import_module(
+    _ALL[0][0].__name__.replace(".strategies", ".callbacks")
+).Callback
 
 
 class _WithOptions:
@@ -213,3 +219,20 @@ for _trainer, _fabric in _ALL[1:]:  # a program that has imported both names
     _of_trainer.register_strategies(_trainer.StrategyRegistry)
     _of_fabric: Any = type("HvdOrderFabricStrategy", (_FabricMethods, _fabric.DDPStrategy), {})
     _of_fabric.register_strategies(_fabric.STRATEGY_REGISTRY)
+
+
+class StepStatsCallback(_Callback):
+    """Logs the numbers of the optimizers' accounts of steps, as ``hvd_order/step_s`` and so on.
+
+    They go to all loggers of the Trainer (TensorBoard, W&B, MLflow, CSV), every
+    ``log_every_n_steps`` steps, from rank 0, and into ``trainer.callback_metrics``.
+    """
+
+    def on_train_batch_end(self, trainer: Any, *unused: Any, **also_unused: Any) -> None:
+        """Logs what there is after some steps."""
+        if hvd.rank() != 0 or trainer.global_step % trainer.log_every_n_steps:
+            return
+        numbers = numbers_of(trainer.optimizers)
+        trainer.callback_metrics.update({k: torch.tensor(v) for k, v in numbers.items()})
+        for logger in trainer.loggers if numbers else []:
+            logger.log_metrics(numbers, step=trainer.global_step)
