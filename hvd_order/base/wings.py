@@ -19,6 +19,7 @@ MODULES = {
     ("job service", "servers"): "hvd_order.servers.launch.job_servers",
     ("use of sums", "ps"): "hvd_order.servers.worker.server_update",
     ("watcher", "metrics"): "hvd_order.watch.metrics.exporter",
+    ("watcher", "channel"): "hvd_order.watch.channel.rank_side",
 }
 
 

@@ -239,6 +239,12 @@ class Config:
         "or as files for node_exporter's textfile collector. Not set: nowhere.",
         may_differ=True,
     )
+    watch: bool = knob(
+        "1",
+        SWITCH,
+        "Let `hvd-order top` and `hvd-order doctor --job` look at the job: a thread of each rank "
+        "looks once a second into the store where ranks have met.",
+    )
     elastic_dir: str | None = knob(
         "",
         DIRECTORY,

@@ -16,10 +16,12 @@ WATCHERS: Registry[Watcher] = Registry("watcher")
 
 
 def begin(job: Job) -> None:
-    """Begins what the configuration asks for, at the end of ``init()``.
+    """Begins what the configuration asks for, at the end of ``init()``. Collective.
 
     Raises:
         InvalidUsage: it cannot begin here; says why, and what to do.
     """
     if job.config.metrics is not None:
         WATCHERS.find("metrics")(job)
+    if job.config.watch and job.store is not None:
+        WATCHERS.find("channel")(job)

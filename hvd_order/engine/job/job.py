@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hvd_order._native import _torch as native
 from hvd_order.base.config import Config
@@ -84,6 +85,11 @@ class Job:
     def is_alone(self) -> bool:
         """Whether there are neither other ranks nor servers; then there are no process groups."""
         return self._maker is None
+
+    @property
+    def store(self) -> Store | None:
+        """Where the ranks have met; None: `is_alone`. A thread needs a connection of its own."""
+        return None if self._maker is None else self._maker.store
 
     @property
     def patience(self) -> timedelta:

@@ -55,6 +55,10 @@ class GroupRequest:
 class Groups(Protocol):
     """Makes process groups and ends them."""
 
+    @property
+    def store(self) -> Store:
+        """Where the ranks have met."""
+
     def make(self, request: GroupRequest) -> dist.ProcessGroup:
         """Makes a group with connections of its own. Collective: all ranks call it in the same
         order.
@@ -72,7 +76,7 @@ class OwnGroups:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         """Prepares groups; ``store`` has keys with no other user, and all ranks reach it."""
-        self._store = store
+        self.store = store
         self._rank = rank
         self._size = size
         self._made = 0
@@ -107,12 +111,12 @@ class OwnGroups:
     def _come(self, number: int, request: GroupRequest) -> None:
         """Tells the others that this rank is at the group."""
         place = f"at/{self._rank}"
-        within(answer_s(request.timeout), lambda: self._store.set(place, str(number)))
+        within(answer_s(request.timeout), lambda: self.store.set(place, str(number)))
 
     def _connected(self, name: str, request: GroupRequest, members: list[int]) -> dist.ProcessGroup:
         rank, size = members.index(self._rank), len(members)
         timeout = request.timeout
-        store = PrefixStore(f"{name}/", self._store)
+        store = PrefixStore(f"{name}/", self.store)
         group = dist.ProcessGroup(store, rank, size)
         kinds = dist.ProcessGroup.BackendType
         nccl = "nccl" in request.backend
@@ -180,7 +184,7 @@ class OwnGroups:
 
     def _has_come(self, rank: int, number: int) -> bool:
         key = f"at/{rank}"
-        return self._store.check([key]) and int(self._store.get(key)) >= number
+        return self.store.check([key]) and int(self.store.get(key)) >= number
 
     def end(self, group: dist.ProcessGroup) -> None:
         """Ends a group; see `Groups.end`."""
@@ -216,6 +220,11 @@ class JoinedGroups:
         """Prepares groups; ``own`` makes those of Gloo alone, over the script's store."""
         self._own = own
         self._listed: list[dist.ProcessGroup] = []
+
+    @property
+    def store(self) -> Store:
+        """The script's store."""
+        return self._own.store
 
     def make(self, request: GroupRequest) -> dist.ProcessGroup:
         """Makes a group; see `Groups.make`."""

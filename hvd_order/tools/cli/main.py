@@ -19,6 +19,7 @@ import hvd_order.planning.cli.what_if
 import hvd_order.servers.cli
 import hvd_order.tools.check.command
 import hvd_order.tools.doctor.command
+import hvd_order.watch.cli.top
 from hvd_order import __version__
 from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 from hvd_order.launch.options import add_options, request_from
@@ -99,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
     commands = parser.add_subparsers(
         dest="subcommand",
-        metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune "
-        "| predict | cluster | serve | servers | completion",
+        metavar="run | top | check | doctor | demo | bench | timeline | profile | advise | plan "
+        "| tune | predict | cluster | serve | servers | completion",
     )
     for name, command in _COMMANDS.items():
         command.add_options(
@@ -228,6 +229,12 @@ _COMMANDS = {
         _run,
         usage="hvd-order run -np N [options] command ...",
         abbreviations=False,
+    ),
+    "top": _Command(
+        "where the time of a running job's steps goes, live",
+        "Shows the ranks of a running job. Documentation: Monitoring.",
+        hvd_order.watch.cli.top.add_options,
+        hvd_order.watch.cli.top.main,
     ),
     "check": _Command(
         "find mistakes of distributed training in scripts",
