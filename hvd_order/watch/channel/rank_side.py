@@ -31,7 +31,7 @@ from hvd_order.engine.account.watchers import WATCHERS
 from hvd_order.engine.job import activity, group_collectives
 from hvd_order.engine.job.job import Job
 from hvd_order.servers.access.secret import load_secret, new_secret
-from hvd_order.watch.channel.job_files import JobFile, announce, withdraw
+from hvd_order.watch.channel.job_files import JobFile, announce, began_at, withdraw
 from hvd_order.watch.channel.notes import (
     NEWEST,
     JobNote,
@@ -103,8 +103,14 @@ class _Channel:
         """Takes what rank 0 says about the job; the thread leaves it in the store."""
         self._note = note
         command = Path(sys.argv[0]).name  # arguments may hold what nobody else should read
+        process = os.getpid()
         here = JobFile(
-            os.getpid(), f"{self._host}:{self._port}", self._key.hex(), self._job.size, command
+            process,
+            began_at(process),
+            f"{self._host}:{self._port}",
+            self._key.hex(),
+            self._job.size,
+            command,
         )
         if not announce(here):
             _log.info("hvd-order top does not find this job: its file cannot be written")

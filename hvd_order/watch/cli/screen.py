@@ -109,7 +109,7 @@ class Screen:
             )  # fmt: skip
         lines: list[RenderableType] = [head, Text(settings), table]
         if len(places) < len(stats):
-            lines.append(Text(f"... and {len(stats) - len(places)} ranks that wait less or more"))
+            lines.append(Text(f"... and {len(stats) - len(places)} more ranks"))
         return [*lines, self._slow(first)]
 
     def _slow(self, stats: StepStats) -> Text:
