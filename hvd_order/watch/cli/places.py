@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hvd_order.watch.cli.words import counted
+
 if TYPE_CHECKING:
     from hvd_order.watch.channel.notes import JobNote, PlaceNote
 
@@ -86,7 +88,8 @@ def _text(
     silent: Mapping[int, str],
     timeout_s: float,
 ) -> str:
-    lines = [f"job at {address}: {len(job.hosts)} ranks on {len(set(job.hosts))} hosts", ""]
+    ranks, hosts = counted(len(job.hosts), "rank"), counted(len(set(job.hosts)), "host")
+    lines = [f"job at {address}: {ranks} on {hosts}", ""]
     lines += _summary(places, silent)
     for rank in range(len(job.hosts)):
         lines += ["", f"rank {rank} on {job.hosts[rank]}, process {job.processes[rank]}:"]
@@ -100,6 +103,8 @@ def _text(
             continue
         lines += [f"  it {place.waits}"] if place.waits else []
         for name, frames in place.stacks.items():
+            if name.startswith("hvd_order"):  # its own wait all the time; --json has them
+                continue
             lines += [f"  thread {name}", *(f"    {frame}" for frame in reversed(frames))]
     return "\n".join(lines) + "\n"
 
@@ -112,10 +117,10 @@ def _summary(places: Mapping[int, PlaceNote], silent: Mapping[int, str]) -> list
     if silent:
         at["give no answer"] = sorted(silent)
     groups = sorted(at.items(), key=lambda item: -len(item[1]))
-    lines = [f"ranks {_ranges(ranks)}: {where}" for where, ranks in groups]
+    lines = [f"{_named(ranks)}: {where}" for where, ranks in groups]
     if len(groups) > 1:
         few = groups[-1][1]
-        lines.append(f"The others may wait for ranks {_ranges(few)}: look there first.")
+        lines.append(f"The others may wait for {_named(few)}: look there first.")
     return lines
 
 
@@ -123,12 +128,13 @@ def _where(place: PlaceNote) -> str:
     return f"{place.at}, and {place.waits}" if place.waits else place.at
 
 
-def _ranges(ranks: list[int]) -> str:
-    """Ranks as text: [0, 1, 2, 5] is "0-2, 5"."""
+def _named(ranks: list[int]) -> str:
+    """Ranks as text: [0, 1, 2, 5] is "ranks 0-2, 5"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][-1] == rank - 1:
             spans[-1] = [spans[-1][0], rank]
         else:
             spans.append([rank])
-    return ", ".join("-".join(str(each) for each in span) for span in spans)
+    text = ", ".join("-".join(str(each) for each in span) for span in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from hvd_order.base.account.step_stats import StepStats
 from hvd_order.watch.channel.notes import JobNote, ReportNote
+from hvd_order.watch.cli.words import counted
 
 __all__ = ["Screen"]
 
@@ -63,7 +64,7 @@ class Screen:
         hosts = len(set(self._job.hosts))
         began = time.strftime("%H:%M:%S", time.localtime(self._job.began))
         return Text(
-            f"{_count(len(self._job.hosts), 'rank')} on {_count(hosts, 'host')}, "
+            f"{counted(len(self._job.hosts), 'rank')} on {counted(hosts, 'host')}, "
             f"store {self._address}, since {began}"
         )
 
@@ -156,7 +157,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} B"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # The numbers of docs/architecture.md, "Threads and locks".
-_OF_A_RANK = 15
+_OF_A_RANK = 16
 _MORE_ON_AN_INNER_RANK = 2  # rank 1 of seven has two children
 _MORE_ON_RANK_0 = 2  # name order, and the store of the job
 _MORE_ON_RANK_0_FOR_EACH_FURTHER_CHILD = 2

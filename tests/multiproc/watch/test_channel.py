@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import signal
+import struct
 import subprocess
+import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +58,27 @@ def shell(folder: Path, **more: str) -> dict[str, str]:
     return env | {"XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": str(REPOSITORY)} | more
 
 
+def seen_live(number: str, env: dict[str, str]) -> str:
+    """What `hvd-order top` draws on a terminal, until Ctrl-C."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 110, 0, 0))
+    command = [sys.executable, "-m", "hvd_order.tools.cli", "top", number]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm-256color"}
+    ) as process:
+        os.close(theirs)
+        drawn = b""
+        while b"holds up" not in drawn:
+            drawn += os.read(ours, 4096)  # the timeout of the test limits it
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # as Linux says that the other end is closed
+            while more := os.read(ours, 4096):
+                drawn += more
+    os.close(ours)
+    assert process.returncode == 0
+    return drawn.decode()
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Beside]:
     flags = str(tmp_path / "flag")
@@ -63,13 +90,14 @@ def job(tmp_path: Path) -> Iterator[Beside]:
 
 @pytest.mark.timeout(300)
 def test_a_job_from_its_first_report_to_its_end(job: Beside, tmp_path: Path) -> None:
-    early = job.run("top", "--json")
+    number = str(job.script.pids[0])  # other jobs may run on this host
+    early = job.run("top", number, "--json")
     assert early.returncode == 1, early.stderr
     assert "has no report yet" in early.stderr
 
     raise_flag(f"{job.flags}.publish")
-    wait_until(lambda: job.run("top", "--json").returncode == 0, "a report can be seen")
-    document = json.loads(job.run("top", str(job.script.pids[0]), "--json").stdout)
+    wait_until(lambda: job.run("top", number, "--json").returncode == 0, "a report can be seen")
+    document = json.loads(job.run("top", number, "--json").stdout)
     assert document["processes"] == job.script.pids
     optimizer = document["optimizers"]["SGD 0"]
     assert optimizer["slow_cause"] == "loader"
@@ -78,6 +106,10 @@ def test_a_job_from_its_first_report_to_its_end(job: Beside, tmp_path: Path) -> 
     drawn = job.run("top", document["store"]).stdout
     assert "2 ranks on 1 host" in drawn
     assert "holds up the others by 100 ms a step: loader" in " ".join(drawn.split())
+
+    live = seen_live(number, job.env)
+    assert "Rank 1 on" in live
+    assert "\x1b[?1049l" in live  # the terminal is as it was
 
     # Somebody who reaches the store, without the key.
     stranger = shell(tmp_path / "elsewhere")
@@ -91,10 +123,10 @@ def test_a_job_from_its_first_report_to_its_end(job: Beside, tmp_path: Path) -> 
     assert wrong.returncode == 2
     assert "not signed with the secret of this job" in wrong.stderr
 
-    looked = job.run("doctor", "--job")
+    looked = job.run("doctor", "--job", number)
     assert looked.returncode == 0, looked.stdout + looked.stderr
-    assert "ranks 1: " in looked.stdout
-    assert "script.py" in looked.stdout.split("ranks 0: ")[1].splitlines()[0]
+    assert "rank 1: " in looked.stdout
+    assert "script.py" in looked.stdout.split("rank 0: ")[1].splitlines()[0]
     assert " load_data" in looked.stdout.split("rank 1 on ")[1]
     assert "allreduce" in looked.stdout.split("rank 0 on ")[1]
 
@@ -105,21 +137,20 @@ def test_a_job_from_its_first_report_to_its_end(job: Beside, tmp_path: Path) -> 
     assert not list((tmp_path / "hvd_order").iterdir())
     gone = job.run("top", document["store"], "--json")
     assert gone.returncode != 0
-    none = job.run("top", "--json")
-    assert none.returncode == 2
-    assert "no job of this user has its rank 0 on" in none.stderr
+    unknown = job.run("top", number, "--json")
+    assert unknown.returncode == 2
+    assert "Name a job by the process id of its rank 0" in unknown.stderr
 
 
 @pytest.mark.timeout(200)
 def test_a_rank_that_is_stopped_is_named_with_what_to_do(job: Beside) -> None:
-    import signal
-
+    number = str(job.script.pids[0])
     job.script.kill(1, signal.SIGSTOP)
     try:
         env = {**job.env, "PATH": "/nonexistent"}  # without py-spy
-        looked = run_cli("doctor", "--job", "--timeout", "4", env=env, timeout=100)
+        looked = run_cli("doctor", "--job", number, "--timeout", "4", env=env, timeout=100)
         assert looked.returncode == 1, looked.stderr
-        assert "ranks 1: give no answer" in looked.stdout
+        assert "rank 1: give no answer" in looked.stdout
         assert f"pip install py-spy, then: py-spy dump --pid {job.script.pids[1]}" in looked.stdout
         assert "await_flag" in looked.stdout.split("rank 0 on ")[1]
     finally:

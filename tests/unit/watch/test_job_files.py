@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.watch.channel import job_files
 from hvd_order.watch.channel.job_files import JobFile, announce, began_at, jobs_here, withdraw
+from hvd_order.watch.channel.reader import find_job
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,18 @@ def test_a_folder_that_others_may_read_gets_no_key(folder: Path) -> None:
     folder.chmod(0o755)
     assert not announce(this_process())
     assert list(folder.iterdir()) == []
+
+
+def test_a_job_must_be_named_where_it_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HVD_ORDER_SECRET", "HVD_ORDER_SECRET_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(InvalidUsage, match="no job of this user has its rank 0 on"):
+        find_job("")
+    with pytest.raises(InvalidUsage, match="the key of the job at node9:29500 is not known here"):
+        find_job("node9:29500")
+    announce(this_process())
+    with pytest.raises(InvalidUsage, match=f"no job 17 runs here.*\n  {os.getpid()}  127"):
+        find_job("17")
 
 
 def test_a_file_that_is_none_is_passed_over(folder: Path) -> None:
