@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.process_set import RankSet
+from hvd_order.engine import timeline
 from hvd_order.engine.account import watchers
 from hvd_order.engine.engine_host import close_host, open_groups
 from hvd_order.engine.job import process
@@ -105,6 +106,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
     process.init(comm)
     _sets()  # before the queues and engines, so that numbers last until these have ended
     collective_queue()  # rank 0 must receive requests even if it makes none itself
+    timeline.start_if_asked()
     for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
         add_process_set(process_set)
     watchers.begin(process.current())

@@ -1,87 +1,185 @@
-"""Timeline of transfers, waits and updates, as a Chrome trace that Perfetto opens.
+"""Timeline of transfers, waits, passes and updates, as a Chrome trace that Perfetto opens.
 
-Transfers come from the engine, waits and updates from the frontend, and further spans from the
-user through :func:`timeline_span`. Horovod's ``start_timeline`` and ``stop_timeline`` switch it.
+Transfers come from the engine, waits, updates and passes from the frontend, and further spans from
+the user through :func:`timeline_span`. Horovod's ``start_timeline`` and ``stop_timeline`` switch
+it. Rank 0 writes what all ranks have recorded (tracing/gather.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hvd_order._native import _torch as native
-from hvd_order.engine.engine_host import EngineHost, Engines
+import torch
+
+from hvd_order.base.same_model import name_ranks
+from hvd_order.engine.engine_host import Engines
 from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job, held
+from hvd_order.engine.job.message_forms import Message
+from hvd_order.engine.requests.negotiation import Negotiation, listen
+from hvd_order.engine.requests.queues import Queues
+from hvd_order.engine.tracing.events import event
+from hvd_order.engine.tracing.gather import Gathered, Gathering, pieces
+from hvd_order.engine.tracing.merge import Part, merged
+from hvd_order.engine.tracing.passes import Moment, MomentKind
+from hvd_order.engine.tracing.recording import Recording
 
 __all__ = ["start_timeline", "stop_timeline", "timeline_span"]
 
+_log = logging.getLogger("hvd_order")
 _OFF = contextlib.nullcontext()
-_ROWS = {"queue": 1, "transfer": 2, "compute": 3, "wait": 4, "update": 5}
-
-
-class _TraceRecording:
-    def __init__(self, path: str, rank: int) -> None:
-        self.path = path
-        self.rank = rank
-        self.spans: list[dict[str, Any]] = []
 
 
 class _JobTimeline:
-    """The recording of one job, if there is one: a part of the `Job`."""
+    """The recording of one job, if there is one: a part of the `Job`.
+
+    Attributes:
+        gathering: rank 0's, while a file of all ranks is recorded.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.recording: _TraceRecording | None = None
+        self.recording: Recording | None = None
+        self.gathering: Gathering | None = None
+        self._lock = threading.Lock()  # guards the end of a recording
+        self._sending: threading.Thread | None = None
         job.part(Engines).before_close(self.stop)
-        job.on_shutdown(self.stop)  # for a process without an engine
+        job.part(Queues)  # so that its messages can be sent until this has ended
+        job.on_shutdown(self._close)
 
     def start(self, path: str) -> None:
         """See `start_timeline`."""
+        job = self._job
         if self.recording is not None:
             raise ValueError(
                 f"a timeline is being recorded to {self.recording.path}; call stop_timeline() first"
             )
-        self.recording = _TraceRecording(path, self._job.rank)
-        self._job.part(Engines).record(True)
+        recording = Recording(path, job.rank, time.monotonic_ns())
+        negotiation = self._negotiation() if recording.is_of_all_ranks else None
+        if negotiation is not None and job.rank == 0:
+            self.gathering = Gathering(job.size, negotiation.tell)
+        self.recording = recording
+        job.part(Engines).record(True)
+
+    def _negotiation(self) -> Negotiation | None:
+        return self._job.part(Queues).negotiation
+
+    def _end(self, until_ns: int | None = None) -> tuple[Recording, Part] | None:
+        """Ends the recording, if it began before a time of this rank's clock."""
+        with self._lock:
+            recording = self.recording
+            if recording is None or (until_ns is not None and recording.begin_ns > until_ns):
+                return None
+            self.recording = None
+            engines = self._job.part(Engines)
+            engines.record(False)
+            transfers = [host.take_transfers() for host in list(engines.hosts.values())]
+        return recording, Part(events=recording.events(transfers))
 
     def stop(self) -> None:
-        """Writes the trace. Does nothing if no recording is in progress."""
-        recording, self.recording = self.recording, None
-        if recording is None:
+        """Writes the trace, or sends this rank's part. Does nothing if nothing is recorded."""
+        ended = self._end()
+        if ended is None:
             return
-        engines = self._job.part(Engines)
-        engines.record(False)
-        events = list(recording.spans)
-        for host in engines.hosts.values():
-            events += _transfers(host)
-        events += _forward_passes(events)
-        rank = recording.rank
-        if rank == 0 or "{rank}" in recording.path:
-            _write(os.path.abspath(recording.path.replace("{rank}", str(rank))), rank, events)
+        recording, part = ended
+        rank = self._job.rank
+        if not recording.is_of_all_ranks:
+            _write(recording.path.replace("{rank}", str(rank)), merged({rank: part}, {}))
+        elif rank == 0:
+            gathering = self.gathering
+            others = Gathered() if gathering is None else gathering.collect()
+            self.gathering = None
+            _tell_missing(recording.path, others.missing)
+            document = merged({0: part, **others.parts}, others.clocks, others.missing)
+            _write(recording.path, document)
+        else:
+            self._send(part)
+
+    def _send(self, part: Part) -> None:
+        negotiation = self._negotiation()
+        if negotiation is not None:
+            for message in pieces(part):
+                negotiation.send(message)
+
+    def answer(self, until_ns: int) -> None:
+        """Ends the recording, as rank 0 asks, and sends the part; does not wait."""
+
+        def end() -> None:
+            ended = self._end(until_ns)
+            if ended is not None:
+                self._send(ended[1])
+
+        self._sending = threading.Thread(target=end, name="hvd_order timeline", daemon=True)
+        self._sending.start()
+
+    @property
+    def records_for_all(self) -> bool:
+        """Whether this rank records a part of a file of all ranks."""
+        recording = self.recording
+        return recording is not None and recording.is_of_all_ranks
+
+    def _close(self) -> None:
+        """Ends what is in progress; the recording, too, in a process without an engine."""
+        self.stop()
+        if self._sending is not None:
+            self._sending.join()
 
 
-def _write(path: str, rank: int, events: list[dict[str, Any]]) -> None:
+def _tell_missing(path: str, missing: Mapping[str, Sequence[int]]) -> None:
+    for cause, ranks in missing.items():
+        chosen = cause == "does not record"  # the program's own choice
+        _log.log(
+            logging.INFO if chosen else logging.WARNING,
+            "the timeline %s has no events of %s: each %s",
+            path, name_ranks(list(ranks)), cause,
+        )  # fmt: skip
+
+
+def _write(path: str, document: Mapping[str, Any]) -> None:
+    path = os.path.abspath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    for event in events:
-        event["pid"] = rank
-    names = [_metadata("process_name", rank, 0, f"rank {rank}")]
-    names += [_metadata("thread_name", rank, tid, row) for row, tid in _ROWS.items()]
     with open(path, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": names + events, "displayTimeUnit": "ms"}, file)
+        json.dump(document, file)
+
+
+class _Messages:
+    """What ranks tell each other about timelines; see `Listener`."""
+
+    kinds: tuple[str, ...] = ("clock", "trace")
+
+    def heard(self, ranks: Negotiation, sender: int, message: Message) -> None:
+        timeline = _of_held_job()
+        if sender != 0:
+            gathering = None if timeline is None else timeline.gathering
+            if gathering is not None:
+                gathering.heard(sender, message)
+            return
+        records = timeline is not None and timeline.records_for_all
+        if message[0] == "clock" or not records:
+            ranks.send(["clock", time.monotonic_ns(), records])
+        else:
+            assert timeline is not None
+            timeline.answer(message[1])
+
+    def lost(self, rank: int) -> None:
+        timeline = _of_held_job()
+        if timeline is not None and timeline.gathering is not None:
+            timeline.gathering.lost(rank)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts a recording.
+    """Starts a recording on this rank.
 
     Args:
-        file_path: file that :func:`stop_timeline` (or ``shutdown()``) writes; on rank 0 only,
-            unless it contains ``{rank}``.
+        file_path: file that rank 0 writes at :func:`stop_timeline` (or ``shutdown()``), with the
+            events of all ranks that record; with ``{rank}`` in it, every rank writes its own.
         mark_cycles: accepted for compatibility with Horovod; this engine has no cycles.
 
     Raises:
@@ -93,7 +191,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Writes the trace. Does nothing if no recording is in progress."""
+    """Ends the recording, and writes the trace. Does nothing if no recording is in progress.
+
+    Not collective. On rank 0 it ends the recording on all ranks, which it waits for: seconds at
+    most, if one does not answer. A rank that cannot be heard is named in the log and in the file.
+    """
     timeline = _of_held_job()
     if timeline is not None:
         timeline.stop()
@@ -104,21 +206,44 @@ def _of_held_job() -> _JobTimeline | None:
     return None if job is None else job.existing_part(_JobTimeline)
 
 
-def _start_if_asked() -> None:
+def start_if_asked() -> None:
+    """Starts the recording that ``HVD_ORDER_TIMELINE`` asks for, at the end of ``init()``."""
     path = process.current().config.timeline
     if path:
         start_timeline(path)
 
 
-process.at_init(_start_if_asked)
+listen(_Messages())
 
 
-def span(category: str, name: str, **args: Any) -> contextlib.AbstractContextManager[None]:
-    """Records the body as one event of this rank, if a recording is in progress."""
+def span(
+    category: str, name: str, more: Callable[[], Mapping[str, Any]] | None = None, **args: Any
+) -> contextlib.AbstractContextManager[Any]:
+    """Records the body as one event of this rank, if a recording is in progress.
+
+    Waits and updates are also ranges for a profiler of PyTorch that runs on this thread.
+
+    Args:
+        category: the row (tracing/events.py).
+        more: further arguments of the event, that cost something; called if it is recorded.
+        args: arguments of the event.
+    """
     timeline = _of_held_job()
-    if timeline is None or timeline.recording is None:
+    recording = None if timeline is None else timeline.recording
+    profiled = category != "compute" and torch._C._autograd._profiler_enabled()
+    if recording is None and not profiled:
         return _OFF
-    return _span(timeline.recording, category, name, args)
+    return _span(recording, category, name, {**args, **(more() if more and recording else {})})
+
+
+def moment(
+    kind: MomentKind, model: int, tensors: Callable[[], Sequence[int]] | None = None
+) -> None:
+    """Records something that bounds a forward or backward pass, if a recording is in progress."""
+    timeline = _of_held_job()
+    if timeline is not None and (recording := timeline.recording) is not None:
+        of = () if tensors is None else tensors()
+        recording.moments.append(Moment(time.monotonic_ns(), kind, model, of))
 
 
 def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
@@ -128,84 +253,16 @@ def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _span(
-    recording: _TraceRecording, category: str, name: str, args: dict[str, Any]
+    recording: Recording | None, category: str, name: str, args: dict[str, Any]
 ) -> Iterator[None]:
     start = time.monotonic_ns()
     try:
-        yield
+        if category != "compute" and torch._C._autograd._profiler_enabled():
+            what = f"wait {name}" if category == "wait" else name
+            with torch.profiler.record_function(f"hvd_order::{what}"):
+                yield
+        else:
+            yield
     finally:
-        recording.spans.append(_event(category, name, start, time.monotonic_ns(), args))
-
-
-def _transfers(host: EngineHost) -> list[dict[str, Any]]:
-    events = []
-    journeys: Counter[tuple[int, int]] = Counter()  # of slices of the newest layout, by model
-    layouts: dict[int, native.SliceLayout] = {}
-    first: dict[int, int] = {}  # step of the newest layout
-    last: Counter[int] = Counter()  # steps so far, by model
-    for layout, record in host.take_transfers():
-        model = record.model
-        if layouts.get(model) is not layout:  # trials cut the model anew
-            layouts[model] = layout
-            first[model] = last[model]
-            journeys = Counter({key: n for key, n in journeys.items() if key[0] != model})
-        step = first[model] + journeys[model, record.slice]
-        journeys[model, record.slice] += 1
-        last[model] = max(last[model], step + 1)
-        name = layout.slice_name(record.slice)
-        args = {
-            "slice": record.slice,
-            "priority": record.slice,
-            "bytes": layout.slices[record.slice].size_bytes,
-            "model": record.model,
-            "step": step,
-        }
-        events.append(_event("queue", name, record.ready_ns, record.issued_ns, args))
-        events.append(_event("transfer", name, record.issued_ns, record.done_ns, args))
-    return events
-
-
-def _forward_passes(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Forward passes as the other events show them; none if the program has recorded its own.
-
-    One begins at the first read of a parameter whose update was deferred, or at the end of a
-    ``step()`` that has updated all, and ends with the first gradient that is sent after it.
-    """
-    if any((event["cat"], event["name"]) == ("compute", "forward") for event in events):
-        return []
-    passes: list[dict[str, Any]] = []
-    begin_us: float | None = None
-    wait_us: float | None = None  # of the next update, since its reader waited first
-    for event in sorted(events, key=lambda event: event["ts"]):
-        category, at_us = event["cat"], event["ts"]
-        if category == "queue" and begin_us is not None:
-            span = _event("compute", "forward", 0, 0, {})
-            passes.append({**span, "ts": begin_us, "dur": at_us - begin_us})
-            begin_us = None
-        elif category == "wait" and wait_us is None:
-            wait_us = at_us
-        elif category == "update":
-            if begin_us is None and event["args"].get("reader"):
-                begin_us = at_us if wait_us is None else wait_us
-            elif "tensors" not in event["args"]:
-                begin_us = at_us + event["dur"]
-            wait_us = None
-    return passes
-
-
-def _event(
-    category: str, name: str, start_ns: int, end_ns: int, args: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": start_ns / 1e3,
-        "dur": (end_ns - start_ns) / 1e3,
-        "tid": _ROWS.get(category, 0),
-        "args": args,
-    }
-
-
-def _metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        if recording is not None:
+            recording.spans.append(event(category, name, start, time.monotonic_ns(), args))

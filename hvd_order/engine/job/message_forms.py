@@ -103,6 +103,8 @@ TO_RANK_0: Mapping[str, tuple[Test, ...]] = {
     "step": _STEP,
     "roll": _ROLL,
     "here": _HERE,
+    "clock": (_number, _whether),
+    "trace": (_number, _number, _text),
     "leave": _LEAVE,
 }
 """What follows the kind, by kind, in messages to rank 0."""
@@ -116,6 +118,8 @@ FROM_RANK_0: Mapping[str, tuple[Test, ...]] = {
     "all_joined": (_rank, _table(_is_number, _number)),
     "roll": _ROLL,
     "here": _HERE,
+    "clock": (),
+    "trace": (_number,),
     "leave": _LEAVE,
 }
 """The same, from rank 0 to another rank."""

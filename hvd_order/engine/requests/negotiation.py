@@ -25,6 +25,30 @@ from hvd_order.engine.requests.step_log import StepLogs
 __all__: list[str] = []
 
 
+class Listener(Protocol):
+    """Takes the messages of one more purpose, in every job of this process.
+
+    `heard` and `lost` run on the thread that takes all messages, and do not wait.
+    """
+
+    kinds: tuple[str, ...]
+    """The kinds of messages (message_forms.py)."""
+
+    def heard(self, ranks: Negotiation, sender: int, message: Message) -> None:
+        """Handles a message."""
+
+    def lost(self, rank: int) -> None:
+        """A rank has left, or is lost; no message from it follows."""
+
+
+_listeners: list[Listener] = []  # registered by modules when they are imported
+
+
+def listen(listener: Listener) -> None:
+    """Passes messages of the kinds of `listener` to it, in this job and in later ones."""
+    _listeners.append(listener)
+
+
 class Decided(Protocol):
     """A queue of collectives; none of its methods waits."""
 
@@ -107,6 +131,10 @@ class Negotiation:
         else:
             self._star.send(0, message)
 
+    def tell(self, rank: int, message: Message) -> None:
+        """Sends a message of a `Listener` from rank 0 to another rank."""
+        self._star.send(rank, message)
+
     def close(self) -> None:
         """Notifies the other ranks that this rank leaves."""
         self._closed = True
@@ -121,6 +149,8 @@ class Negotiation:
         check(message, self._forms, sender, self._job.size)
         if message[0] in ("roll", "here"):
             self._roll_call.received(message)
+        elif listener := next((each for each in _listeners if message[0] in each.kinds), None):
+            listener.heard(self, sender, message)
         elif self._job.rank == 0:
             self._handle(sender, message)
         elif message[0] == "leave":
@@ -132,6 +162,8 @@ class Negotiation:
     def _on_lost(self, peer: int, reason: str) -> None:
         if self._closed:
             return
+        for listener in _listeners:
+            listener.lost(peer)
         self._roll_call.gone(peer)
         if self._job.rank == 0:
             with self._lock:
@@ -186,6 +218,8 @@ class Negotiation:
             elif what == "join":
                 out = self._order.join(sender, *rest)
             else:  # "leave"
+                for listener in _listeners:
+                    listener.lost(sender)
                 self._roll_call.gone(sender)
                 out = self._order.gone(sender, "PeerLost", _has_shut_down(sender))
             self._send_all(out)

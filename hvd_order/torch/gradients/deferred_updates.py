@@ -194,7 +194,13 @@ class DeferredUpdates:
                 recorded = self._recorded
                 assert recorded is not None
                 with (
-                    timeline.span("update", "update", tensors=len(due), reader=self._for_reader),
+                    timeline.span(
+                        "update",
+                        "update",
+                        lambda: self._transfer.places_of(due),
+                        tensors=len(due),
+                        reader=self._for_reader,
+                    ),
                     self._budget.timed(due),
                     self._recorder.updating(),
                     as_at_step(entry.kept_state for entry in due),
@@ -225,6 +231,7 @@ class DeferredUpdates:
         Returns:
             The other entries that were updated.
         """
+        self._transfer.note_moment("read", wanted)
         before = self._pending
         self._for_reader = True
         try:

@@ -157,6 +157,7 @@ class GradientExchange:
                 )
             if not self._sender.in_backward:
                 self._sender.in_backward = True
+                self._transfer.note_moment("backward")
                 self._gradients.begin_pass()
                 # No local name: an exception's traceback would keep it.
                 torch.autograd.Variable._execution_engine.queue_callback(
@@ -173,6 +174,7 @@ class GradientExchange:
         with self._lock, native.CleanRoom():
             self._recorder.end_backward()
             self._gradients.end_pass(self._guard)
+        self._transfer.note_moment("backward_end")
 
     def _begin_step(self) -> None:
         """Handles the first gradient after step(): no earlier update may stay deferred."""
@@ -275,7 +277,7 @@ class GradientExchange:
                 if not self._gradients.synchronized:
                     self._gradients.finish(self._guard)
                 self._gradients.disarm()
-                with timeline.span("update", "update"), self._recorder.updating():
+                with timeline.span("update", "update", self._places), self._recorder.updating():
                     self._use.step(optimizer)
                 at_once = dict.fromkeys(self._table.entries, reason)
             self._use.end_step(self._table.entries)
@@ -331,8 +333,12 @@ class GradientExchange:
             self._end_step(dict.fromkeys(self._table.entries, overlap.CLOSURE))
         return loss
 
+    def _places(self) -> dict[str, Any]:
+        return self._transfer.places_of(self._table.entries)
+
     def _end_step(self, at_once: Mapping[ParameterEntry, str], joined: bool = False) -> None:
         self._trained_on = threading.current_thread()
+        self._transfer.note_moment("deferred" if self._updates.waiting else "step")
         self._overlap.note(self._table.entries, at_once, self._warm_up.order.complete)
         self._gradients.end()
         # Must come first: parameters are watched afterwards, and this is not a reader to record.

@@ -7,6 +7,7 @@ without a gradient sends zeros and a use flag of 0 in its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine import registration, timeline
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.process_sets import ProcessSet
+from hvd_order.engine.tracing.passes import MomentKind
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients import misuse, sparse
 from hvd_order.torch.kernels import use_kernels
@@ -243,7 +245,7 @@ class GradientTransfer:
                     if stages[entry.tensor] == UNDER_WAY:  # the host would wait; work on
                         self._complete(arrived, stay_armed, given_up)
                         arrived.clear()
-                    with timeline.span("wait", entry.name):
+                    with timeline.span("wait", entry.name, **arriving.place_of(entry)):
                         arriving.wait(entry)
                     stages = arriving.stages()  # neighbours in its slice have come, too
                 if entry.sparse:
@@ -257,6 +259,14 @@ class GradientTransfer:
                     entry.used = used
                     arrived.append(entry)
             self._complete(arrived, stay_armed, given_up)
+
+    def places_of(self, entries: Iterable[ParameterEntry]) -> dict[str, Any]:
+        """The model and its parameters among ``entries``, by number, for the timeline."""
+        return {"model": self._model.number, "parameters": [entry.tensor for entry in entries]}
+
+    def note_moment(self, kind: MomentKind, read: Sequence[ParameterEntry] = ()) -> None:
+        """Tells the timeline what bounds a forward or backward pass."""
+        timeline.moment(kind, self._model.number, lambda: [entry.tensor for entry in read])
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from hvd_order._native import _torch as native
 from hvd_order.engine.engine_host import EngineHost
@@ -48,6 +49,10 @@ class Arrivals:
         self._model = model
         self._first = first
         self._waits_on_device = "host_waits" not in host.job.config.debug
+
+    def place_of(self, entry: ParameterEntry) -> dict[str, Any]:
+        """Where the entry's tensor is: its model and its number there, for the timeline."""
+        return {"model": self._model, "tensor": self._first + entry.tensor}
 
     def mark_ready(self, entry: ParameterEntry) -> None:
         """Marks the tensor in ``entry.wire`` ready, once its device has computed it."""

@@ -96,6 +96,11 @@ class RegisteredModel:
         self._with_maxima = False  # where all-reduces are split, and maxima fit
         self._by_need = False  # halves do not wait for what norms need
 
+    @property
+    def number(self) -> int:
+        """Number of the model in the engine; -1 before it is registered."""
+        return self._model
+
     def register(self, entries: Sequence[ParameterEntry], observed: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
 

@@ -116,7 +116,8 @@ class ShardSums(SumUse):
             taken = model.gradients.can_be_taken()
             due = [entry for entry in pending if taken(entry)]
             if not due:  # about the one that comes first
-                with timeline.span("wait", pending[-1].name):
+                place = model.gradients.place_of(pending[-1])
+                with timeline.span("wait", pending[-1].name, **place):
                     model.gradients.wait(pending[-1])
                 continue
             for entry in due:

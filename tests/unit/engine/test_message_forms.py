@@ -27,6 +27,8 @@ RIGHT_TO_RANK_0: list[list[Any]] = [
     ["step", "0/0", 7, "begin"],
     ["roll", 1, 5],
     ["here", 0, 5, 1, {"engine 0": 3}, [2]],
+    ["clock", 123456789012345, True],
+    ["trace", 0, 2, "eJw="],
     ["leave"],
 ]
 RIGHT_FROM_RANK_0: list[list[Any]] = [
@@ -37,6 +39,8 @@ RIGHT_FROM_RANK_0: list[list[Any]] = [
     ["all_joined", 2, {"0": 4}],
     ["roll", 2, 5],
     ["here", 1, 5, 2, {}, []],
+    ["clock"],
+    ["trace", 123456789012345],
     ["leave"],
 ]
 
