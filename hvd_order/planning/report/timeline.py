@@ -275,12 +275,15 @@ def _title(trace: RankTimeline, window: _Window, late: frozenset[TracedSlice]) -
     first, last = window.steps[0], window.steps[-1]
     sent = [transfer for transfer in trace.transfers if first <= transfer.step <= last]
     crossing = sum(transfer in late for transfer in sent)
-    overlap = (
-        f"{crossing} of them arrive after the next forward has begun"
-        if _forwards(trace)
-        else "no forward pass is recorded, so what overlaps is unknown; mark them by "
-        'with hvd.timeline_span("forward"):'
-    )
+    open_ended = [step for step in window.steps if _next_forward(trace, step) is None]
+    overlap = f"{crossing} of them arrive after the next forward has begun"
+    if len(open_ended) == len(window.steps):
+        overlap = (
+            "no forward pass is recorded after them, so what overlaps is unknown; stop the "
+            'recording a step later, or mark forward passes by with hvd.timeline_span("forward"):'
+        )
+    elif open_ended:
+        overlap += f"; none is recorded after step {open_ended[-1]}"
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     sent_mib = sum(transfer.bytes for transfer in sent) / 2**20
     return f"rank {trace.rank}, {which}: {len(sent)} slices, {sent_mib:.1f} MiB; {overlap}"

@@ -50,6 +50,20 @@ class TracedSlice(TracedSpan):
     step: int
 
 
+@dataclass(frozen=True)
+class TracedWait(TracedSpan):
+    """A wait of a reader.
+
+    Attributes:
+        model, slices, step: what it waited for; no slices: a wait for no parameter, such as the
+            norms, or one that was recorded before the trace had them.
+    """
+
+    model: int = 0
+    slices: tuple[int, ...] = ()
+    step: int = 0
+
+
 _AnySpan = TypeVar("_AnySpan", bound=TracedSpan)
 
 
@@ -60,13 +74,43 @@ class RankTimeline:
     rank: int
     queued: tuple[TracedSlice, ...]
     transfers: tuple[TracedSlice, ...]
-    waits: tuple[TracedSpan, ...]
+    waits: tuple[TracedWait, ...]
     updates: tuple[TracedSpan, ...]
     compute: tuple[TracedSpan, ...]
 
     def steps(self) -> list[int]:
         """Training steps with at least one transfer, ascending."""
         return sorted({transfer.step for transfer in self.transfers})
+
+
+@dataclass(frozen=True)
+class JobTimeline:
+    """The timelines of all ranks of a file.
+
+    Attributes:
+        ranks: by rank, ascending.
+        clock_error_us: largest error of a time of one rank beside that of another; None: the file
+            does not say.
+    """
+
+    ranks: Mapping[int, RankTimeline]
+    clock_error_us: float | None
+
+
+def read_job_trace(path: str | Path) -> JobTimeline:
+    """Reads the timelines of all ranks of a file.
+
+    Raises:
+        InvalidUsage: as `read_trace`.
+    """
+    source = Path(path)
+    document = _document(source)
+    ranks = sorted({_whole(event, "pid", source) for event in _complete(document, source)})
+    timelines = {rank: read_trace(path, rank) for rank in ranks or [0]}
+    about = document.get("otherData") if isinstance(document, dict) else None
+    error = about.get("clock_error_us") if isinstance(about, dict) else None
+    known = isinstance(error, int | float) and len(timelines) > 1
+    return JobTimeline(timelines, float(error) if known else None)
 
 
 def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:
@@ -81,9 +125,7 @@ def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:
             no transfer of that rank; the message says which.
     """
     source = Path(path)
-    events = [
-        event for event in _events(source) if isinstance(event, Mapping) and event.get("ph") == "X"
-    ]
+    events = _complete(_document(source), source)
     ranks = sorted({_whole(event, "pid", source) for event in events})
     chosen = rank if rank is not None else (ranks[0] if ranks else 0)
     if events and chosen not in ranks:
@@ -93,7 +135,7 @@ def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:
         rank=chosen,
         queued=_sorted(_slice_event(event, source) for event in mine if _is(event, "queue")),
         transfers=_sorted(_slice_event(event, source) for event in mine if _is(event, "transfer")),
-        waits=_sorted(_span(event, source) for event in mine if _is(event, "wait")),
+        waits=_sorted(_wait(event, source) for event in mine if _is(event, "wait")),
         updates=_sorted(_span(event, source) for event in mine if _is(event, "update")),
         compute=_sorted(_span(event, source) for event in mine if _is(event, "compute")),
     )
@@ -105,9 +147,9 @@ def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:
     return trace
 
 
-def _events(source: Path) -> list[Any]:
+def _document(source: Path) -> Any:
     try:
-        document = json.loads(source.read_text(encoding="utf-8"))
+        return json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidUsage(f"cannot read the trace {source}: {error.strerror}") from error
     except ValueError as error:
@@ -115,10 +157,13 @@ def _events(source: Path) -> list[Any]:
             f"{source} is not complete JSON ({error}); was the run ended before "
             "hvd.stop_timeline()?"
         ) from error
+
+
+def _complete(document: Any, source: Path) -> list[Mapping[str, Any]]:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InvalidUsage(f'{source} is no Chrome trace: it has no list under "traceEvents"')
-    return events
+    return [each for each in events if isinstance(each, Mapping) and each.get("ph") == "X"]
 
 
 def _is(event: Mapping[str, Any], category: str) -> bool:
@@ -128,6 +173,22 @@ def _is(event: Mapping[str, Any], category: str) -> bool:
 def _span(event: Mapping[str, Any], source: Path) -> TracedSpan:
     begin = _number(event, "ts", source)
     return TracedSpan(_name(event), begin, begin + _number(event, "dur", source))
+
+
+def _wait(event: Mapping[str, Any], source: Path) -> TracedWait:
+    span = _span(event, source)
+    args = event.get("args")
+    slices = args.get("slices") if isinstance(args, Mapping) else None
+    if not isinstance(args, Mapping) or not isinstance(slices, list):
+        return TracedWait(span.name, span.begin_us, span.end_us)
+    return TracedWait(
+        name=span.name,
+        begin_us=span.begin_us,
+        end_us=span.end_us,
+        model=_whole(args, "model", source),
+        slices=tuple(_whole({"slice": each}, "slice", source) for each in slices),
+        step=_whole(args, "step", source),
+    )
 
 
 def _slice_event(event: Mapping[str, Any], source: Path) -> TracedSlice:

@@ -14,6 +14,7 @@ from pathlib import Path
 import hvd_order.cluster.cli.cluster
 import hvd_order.planning.cli.predict
 import hvd_order.planning.cli.profile
+import hvd_order.planning.cli.report
 import hvd_order.planning.cli.tune
 import hvd_order.planning.cli.what_if
 import hvd_order.servers.cli
@@ -100,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
     commands = parser.add_subparsers(
         dest="subcommand",
-        metavar="run | top | check | doctor | demo | bench | timeline | profile | advise | plan "
-        "| tune | predict | cluster | serve | servers | completion",
+        metavar="run | top | check | doctor | demo | bench | timeline | report | profile | advise "
+        "| plan | tune | predict | cluster | serve | servers | completion",
     )
     for name, command in _COMMANDS.items():
         command.add_options(
@@ -307,6 +308,13 @@ _COMMANDS = {
         None,
         _add_timeline_options,
         _timeline,
+    ),
+    "report": _Command(
+        "say from a timeline file what held up the steps, and what would help",
+        "Says which waits were exposed, why, and what would shorten the steps. Documentation: "
+        "Timeline.",
+        hvd_order.planning.cli.report.add_options,
+        hvd_order.planning.cli.report.main,
     ),
     "completion": _Command(
         "print a script that makes a shell complete hvd-order's options, or the manual page",
