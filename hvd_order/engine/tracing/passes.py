@@ -44,7 +44,7 @@ def passes(moments: Iterable[Moment], own: Iterable[str]) -> list[Event]:
     own = set(own)
     found: list[Event] = []
     forward_ns: int | None = None
-    backward_ns = 0
+    backward_ns: int | None = None
     under_way: set[int] = set()  # models
     for moment in moments:
         at_ns = moment.at_ns
@@ -57,9 +57,9 @@ def passes(moments: Iterable[Moment], own: Iterable[str]) -> list[Event]:
             forward_ns = None
         elif moment.kind == "backward_end":
             under_way.discard(moment.model)
-            if backward_ns and not under_way:
+            if backward_ns is not None and not under_way:
                 found.append(event("compute", "backward", backward_ns, at_ns, {}))
-                forward_ns, backward_ns = at_ns, 0
+                forward_ns, backward_ns = at_ns, None
         elif moment.kind == "step":
             forward_ns = at_ns
         elif moment.kind == "deferred":

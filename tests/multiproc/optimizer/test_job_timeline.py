@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from helpers.jobs import new_job
 from helpers.on_ranks import on_ranks
@@ -56,7 +56,7 @@ def check_passes(events: list[Event], rank: int) -> None:
     both = spans(events, "compute", rank)
     names = [each["name"] for _, _, each in both]
     assert names == ["forward", "backward"] * STEPS, names
-    for (_, end, _), (begin, _, _) in zip(both, both[1:], strict=False):
+    for (_, end, _), (begin, _, _) in pairwise(both):
         assert end <= begin + _US
 
 

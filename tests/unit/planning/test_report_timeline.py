@@ -97,12 +97,12 @@ def test_picture_without_compute_marks(tmp_path: Path) -> None:
     picture = tmp_path / "timeline.png"
     said = draw_timeline(write(tmp_path / "trace.json", events), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert said.startswith("rank 0, steps 0 to 1: 10 slices, 2.5 MiB; no forward pass is recorded after")
-    assert said.endswith('mark them by with hvd.timeline_span("forward"):')
+    known = "rank 0, steps 0 to 1: 10 slices, 2.5 MiB; no forward pass is recorded after them"
+    assert said.startswith(known)
+    assert said.endswith('mark forward passes by with hvd.timeline_span("forward"):')
     said = draw_timeline(write(tmp_path / "trace.json", synthetic_trace(5, 2)), picture)
     assert said.endswith(
-        "2.5 MiB; 2 of them arrive after the next forward has begun; "
-        "none is recorded after step 1"
+        "2.5 MiB; 2 of them arrive after the next forward has begun; none is recorded after step 1"
     )
 
 

@@ -166,7 +166,7 @@ def _rank_table(job: JobTimeline, waits: Sequence[Exposed], steps: int) -> Table
     waited: dict[int, float] = defaultdict(float)
     for each in waits:
         waited[each.rank] += each.us
-        if each.parts is not None and each.late_rank >= 0:
+        if each.parts is not None and each.late_rank not in (-1, each.rank):
             blamed[each.late_rank] += each.parts.late
     rows = [["rank", "step", "backward pass", "waited", "made others wait"]]
     for rank, timeline in job.ranks.items():

@@ -79,7 +79,9 @@ def exposed_waits(job: JobTimeline) -> list[Exposed]:
     """Returns all waits of all ranks, in order of their begins on each rank."""
     times = _times(job)
     return [
-        _exposed(timeline, wait, times) for timeline in job.ranks.values() for wait in timeline.waits
+        _exposed(timeline, wait, times)
+        for timeline in job.ranks.values()
+        for wait in timeline.waits
     ]
 
 

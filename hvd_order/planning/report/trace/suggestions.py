@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.predict.simulate import (
@@ -34,6 +35,8 @@ __all__ = ["Outcome", "Suggestion", "suggest"]
 _STEPS = 8
 _MOST = 3
 _LEAST_GAIN = 0.01  # of a step
+_LEAST_COST_S = 1e-6  # of a slice
+_APART = 4  # sizes of slices that tell latency from bytes
 _CODED = 8.125 / 32  # a code and its part of a block's scale, of a float32
 _SLICE_BYTES = (64 * 2**10, 16 * 2**20)  # least and most to suggest
 _PART = re.compile(r"\[slice \d+\]$")
@@ -97,9 +100,7 @@ def step_s(timeline: RankTimeline) -> float | None:
     for queued in timeline.queued:
         ready[queued.step] = max(queued.begin_us, ready.get(queued.step, -math.inf))
     steps = sorted(ready)
-    lengths = [
-        ready[b] - ready[a] for a, b in zip(steps, steps[1:], strict=False) if b == a + 1
-    ]  # fmt: skip
+    lengths = [ready[b] - ready[a] for a, b in pairwise(steps) if b == a + 1]
     return statistics.median(lengths) / 1e6 if lengths else None
 
 
@@ -199,16 +200,28 @@ def _parameters(timeline: RankTimeline) -> tuple[list[int], list[float]]:
 
 
 def _network(timeline: RankTimeline) -> AllReduceScenario:
-    """The link: its bytes take the time in which anything travels; small slices show latency."""
+    """The link: all slices take the time in which anything travels; small ones show what a slice
+    costs beside its bytes, half of it latency, as in `LinkModel`.
+    """
     sent = timeline.transfers
-    least = min(each.bytes for each in sent)
-    small = sorted(each.duration_us for each in sent if each.bytes <= 2 * least)
-    latency_s = small[len(small) // 10] / 1e6
+    least, most = min(each.bytes for each in sent), max(each.bytes for each in sent)
+    alpha_s = _LEAST_COST_S
+    if most >= _APART * least:
+        small_s = _quick_s(each for each in sent if each.bytes <= 2 * least)
+        large_s = _quick_s(each for each in sent if each.bytes >= most / 2)
+        beta = max(0.0, large_s - small_s) / (most - least)
+        alpha_s = max(alpha_s, small_s - least * beta)
     busy_s = _union_us(sent) / 1e6
-    cost_s = max(1e-6, min(latency_s / 2, 0.5 * busy_s / len(sent)))
+    cost_s = max(_LEAST_COST_S, min(alpha_s, busy_s / len(sent)) / 2)
     total = sum(each.bytes for each in sent)
     per_byte_s = max((busy_s - cost_s * len(sent)) / total, 1e-13)
-    return AllReduceScenario(min(latency_s, 2 * cost_s), per_byte_s, cost_s)
+    return AllReduceScenario(cost_s, per_byte_s, cost_s)
+
+
+def _quick_s(sent: Iterable[TracedSpan]) -> float:
+    """A transfer's time that neither other ranks nor other slices have made longer."""
+    lengths = sorted(each.duration_us for each in sent)
+    return lengths[len(lengths) // 10] / 1e6
 
 
 def _union_us(spans: Iterable[TracedSpan]) -> float:
