@@ -230,10 +230,20 @@ def span(
     """
     timeline = _of_held_job()
     recording = None if timeline is None else timeline.recording
-    profiled = category != "compute" and torch._C._autograd._profiler_enabled()
+    profiled = category != "compute" and profiler_runs()
     if recording is None and not profiled:
         return _OFF
     return _span(recording, category, name, {**args, **(more() if more and recording else {})})
+
+
+def profiler_runs() -> bool:
+    """Whether a profiler of PyTorch sees what this thread does at this moment."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def profiler_range(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A range for it; under ``emit_nvtx()`` it is one of NVTX."""
+    return torch.profiler.record_function(f"hvd_order::{name}")
 
 
 def moment(
@@ -257,9 +267,8 @@ def _span(
 ) -> Iterator[None]:
     start = time.monotonic_ns()
     try:
-        if category != "compute" and torch._C._autograd._profiler_enabled():
-            what = f"wait {name}" if category == "wait" else name
-            with torch.profiler.record_function(f"hvd_order::{what}"):
+        if category != "compute" and profiler_runs():
+            with profiler_range(f"wait {name}" if category == "wait" else name):
                 yield
         else:
             yield

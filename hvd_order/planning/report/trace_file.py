@@ -110,7 +110,7 @@ def read_job_trace(path: str | Path) -> JobTimeline:
     about = document.get("otherData") if isinstance(document, dict) else None
     error = about.get("clock_error_us") if isinstance(about, dict) else None
     known = isinstance(error, int | float) and len(timelines) > 1
-    return JobTimeline(timelines, float(error) if known else None)
+    return JobTimeline(timelines, error if known else None)
 
 
 def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:

@@ -151,6 +151,7 @@ class DeferredUpdates:
         # Readers on other threads find the parameters pending, and wait for the exchange's lock
         # until all is done; this thread bypasses the pending class.
         with (
+            self._transfer.in_profile(entries),
             native.CleanRoom(),
             torch._C.DisableTorchFunctionSubclass(),
             native.OnHomeStreams(self._transfer.streams) as home,

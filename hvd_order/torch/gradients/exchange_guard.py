@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -85,6 +87,13 @@ class ExchangeGuard:
             if wanted:
                 others = self._updates.bring_up_to_date(wanted)
                 self._warm_up.watch_again(others, self)
+
+    def in_profile(self, parameters: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """See `Guard`."""
+        with self._lock:
+            entries = [self._table.of(parameter) for parameter in parameters]
+            pending = [entry for entry in entries if entry is not None and entry.update_pending]
+            return self._transfer.in_profile(pending)
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """Handles a read or write of ``.grad`` of a pending parameter."""

@@ -6,6 +6,7 @@ without a gradient sends zeros and a use flag of 0 in its place.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -263,6 +264,23 @@ class GradientTransfer:
     def places_of(self, entries: Iterable[ParameterEntry]) -> dict[str, Any]:
         """The model and its parameters among ``entries``, by number, for the timeline."""
         return {"model": self._model.number, "parameters": [entry.tensor for entry in entries]}
+
+    def in_profile(
+        self, entries: Sequence[ParameterEntry]
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Waits for the sums of ``entries``, and returns the range of their updates.
+
+        For profilers, which see nothing of a clean room. Without one it does nothing.
+        """
+        if not entries or not timeline.profiler_runs():
+            return contextlib.nullcontext()
+        arriving = self._model.arriving
+        for entry in entries:
+            on_its_way = entry.placed and entry.sent and not entry.summed
+            if on_its_way and arriving.stages()[entry.tensor] == UNDER_WAY:
+                with timeline.span("wait", entry.name, **arriving.place_of(entry)):
+                    arriving.wait(entry)
+        return timeline.profiler_range("update")
 
     def note_moment(self, kind: MomentKind, read: Sequence[ParameterEntry] = ()) -> None:
         """Tells the timeline what bounds a forward or backward pass."""

@@ -31,6 +31,7 @@ or inside of a compiled region (compiled_regions.py).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterable
@@ -55,6 +56,9 @@ class Guard(Stay, Protocol):
 
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
         """Brings the parameters up to date and disarms them."""
+
+    def in_profile(self, parameters: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """What a profiler sees of `before_parameter_read`: waits first, then the context."""
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """Handles a coming read or write of ``parameter.grad`` of a pending parameter."""
@@ -119,8 +123,13 @@ def settle(*values: object) -> None:
         _collect(value, parameters, gradients)
     if not (parameters or gradients):
         return
-    # The reader's context (a trace, a transform, a mode) must not see this work.
-    with native.CleanRoom():
+    # The reader's context (a trace, a transform, a mode) must not see this work; a profiler is to
+    # know how long it takes.
+    with contextlib.ExitStack() as context:
+        if torch._C._autograd._profiler_enabled():
+            for guard, tensors in _by_guard(parameters):
+                context.enter_context(guard.in_profile(tensors))
+        context.enter_context(native.CleanRoom())
         for guard, tensors in _by_guard(gradients):
             guard.before_gradient_read(tensors)
         for guard, tensors in _by_guard(parameters):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from helpers.jobs import new_job
 from helpers.on_ranks import on_ranks
 from torch import nn
 
 import hvd_order.torch as hvd
+from hvd_order.planning.report.trace.content import report_of, text_of
+from hvd_order.planning.report.trace.exposed import exposed_waits
+from hvd_order.planning.report.trace_file import read_job_trace
 
 STEPS = 4
 SETTINGS = {
@@ -93,6 +98,32 @@ def check_shared_clock(events: list[Event], error_us: float) -> None:
         assert both[1][0] <= both[0][1] + error_us + _US
 
 
+def check_report(trace: Path) -> None:
+    job = read_job_trace(trace)
+    waits = exposed_waits(job)
+    assert any(each.parts is not None for each in waits)
+    for each in waits:
+        if each.parts is not None:
+            parts = each.parts.late, each.parts.queue, each.parts.transfer
+            assert min(parts) >= -_US
+            assert sum(parts) == pytest.approx(each.us, abs=_US)
+    text = text_of(report_of(job, trace.name))
+    assert f"2 ranks, {STEPS} steps" in text
+    assert "Nothing could be simulated" not in text
+
+
+def check_ranges(training: Training) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        training.steps(2)
+        training.optimizer.flush()
+    names = {each.key for each in profiler.key_averages()}
+    assert "hvd_order::update" in names
+    parameters = {name for name, _ in training.model.named_parameters()}
+    waited = {n.removeprefix("hvd_order::wait ") for n in names if n.startswith("hvd_order::wait ")}
+    assert waited
+    assert waited <= parameters
+
+
 @on_ranks(2)
 def test_one_trace_has_what_all_ranks_did(tmp_path: Path) -> None:
     with new_job(SETTINGS):
@@ -121,3 +152,38 @@ def test_one_trace_has_what_all_ranks_did(tmp_path: Path) -> None:
                 check_passes(events, rank)
                 check_arrows(events, rank)
             check_shared_clock(events, about["clock_error_us"])
+            check_report(trace)
+        check_ranges(training)
+
+
+@on_ranks(2)
+def test_rank_0_waits_for_no_rank_that_does_not_record(tmp_path: Path) -> None:
+    trace = tmp_path / "of all.json"
+    with new_job({**SETTINGS, "HVD_ORDER_TIMELINE": str(trace)}):
+        if hvd.rank() == 1:  # its part goes nowhere
+            hvd.stop_timeline()
+            hvd.start_timeline(str(tmp_path / "{rank} own.json"))
+        hvd.barrier()
+        training = Training()
+        training.steps(3)
+        training.optimizer.flush()
+        hvd.barrier()
+    # shutdown() has written both.
+    events, about = events_of(trace)
+    assert about["ranks"] == [0, 1]  # rank 1's first part, without a transfer
+    assert spans(events, "transfer", 0)
+    assert not spans(events, "transfer", 1)
+    own, about = events_of(tmp_path / "1 own.json")
+    assert about["ranks"] == [1]
+    assert spans(own, "transfer", 1)
+    with new_job(SETTINGS):
+        hvd.barrier()
+        if hvd.rank() == 0:
+            hvd.start_timeline(str(trace))
+        Training().steps(3)
+        if hvd.rank() == 0:
+            began = time.monotonic()
+            hvd.stop_timeline()
+            assert time.monotonic() - began < 10
+            assert events_of(trace)[1]["missing"] == {"does not record": [1]}
+        hvd.barrier()
