@@ -104,13 +104,16 @@ class _Tensors:
                 of[journey.model, tensor].append(journey)
         return cls(of)
 
-    def awaited(self, args: Mapping[str, Any], begin_us: float) -> list[Journey]:
-        """The journeys that a wait for a tensor waited for: of each slice, the next to end."""
+    def awaited(self, args: Mapping[str, Any], begin_us: float, end_us: float) -> list[Journey]:
+        """The journeys that a wait for a tensor waited for: of each slice the last one that was
+        ready before the wait ended, unless it had ended before the wait began.
+        """
         found: dict[int, Journey] = {}
         for journey in self.of.get((args.get("model", -1), args.get("tensor", -1)), ()):
-            if journey.done_ns / 1e3 >= begin_us:
-                found.setdefault(journey.slice, journey)
-        return list(found.values())
+            if journey.ready_ns / 1e3 <= end_us:
+                found[journey.slice] = journey
+        late = [journey for journey in found.values() if journey.done_ns / 1e3 >= begin_us]
+        return sorted(late, key=lambda journey: journey.done_ns)
 
 
 def _with_slices(spans: Iterable[Event], journeys: Iterable[Journey]) -> list[Event]:
@@ -118,7 +121,9 @@ def _with_slices(spans: Iterable[Event], journeys: Iterable[Journey]) -> list[Ev
     tensors = _Tensors.of_journeys(journeys)
     result = []
     for span in spans:
-        awaited = tensors.awaited(span["args"], span["ts"]) if span["cat"] == "wait" else []
+        awaited = []
+        if span["cat"] == "wait":
+            awaited = tensors.awaited(span["args"], span["ts"], span["ts"] + span["dur"])
         if awaited:
             about = {
                 "slices": sorted(journey.slice for journey in awaited),
