@@ -84,7 +84,7 @@ class RankTimeline:
 
 
 @dataclass(frozen=True)
-class JobTimeline:
+class TracedJob:
     """The timelines of all ranks of a file.
 
     Attributes:
@@ -97,7 +97,7 @@ class JobTimeline:
     clock_error_us: float | None
 
 
-def read_job_trace(path: str | Path) -> JobTimeline:
+def read_job_trace(path: str | Path) -> TracedJob:
     """Reads the timelines of all ranks of a file.
 
     Raises:
@@ -110,7 +110,7 @@ def read_job_trace(path: str | Path) -> JobTimeline:
     about = document.get("otherData") if isinstance(document, dict) else None
     error = about.get("clock_error_us") if isinstance(about, dict) else None
     known = isinstance(error, int | float) and len(timelines) > 1
-    return JobTimeline(timelines, error if known else None)
+    return TracedJob(timelines, error if known else None)
 
 
 def read_trace(path: str | Path, rank: int | None = None) -> RankTimeline:

@@ -19,10 +19,10 @@ except ImportError:
         "hvd_order.watch.callbacks.transformers needs transformers: pip install transformers"
     ) from None
 
-__all__ = ["StepStatsCallback", "log_step_stats"]
+__all__ = ["StepStatsTrainerCallback", "log_step_stats"]
 
 
-class StepStatsCallback(TrainerCallback):
+class StepStatsTrainerCallback(TrainerCallback):
     """Adds the numbers of the optimizer's account to what the Trainer logs."""
 
     def on_log(
@@ -37,4 +37,4 @@ class StepStatsCallback(TrainerCallback):
 
 def log_step_stats(trainer: Trainer) -> None:
     """Adds the callback in front of the reporters, which ``add_callback`` would add behind them."""
-    trainer.callback_handler.callbacks.insert(0, StepStatsCallback())
+    trainer.callback_handler.callbacks.insert(0, StepStatsTrainerCallback())

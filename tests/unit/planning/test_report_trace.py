@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hvd_order.planning.report.trace.content import report_of, text_of
-from hvd_order.planning.report.trace.exposed import Exposed, Meanwhile, exposed_waits
+from hvd_order.planning.report.trace.exposed import ExposedWait, Meanwhile, exposed_waits
 from hvd_order.planning.report.trace.page import page_of
 from hvd_order.planning.report.trace.suggestions import suggest
-from hvd_order.planning.report.trace_file import JobTimeline, read_job_trace
+from hvd_order.planning.report.trace_file import TracedJob, read_job_trace
 from hvd_order.tools.cli.main import main
 
 Event = dict[str, Any]
@@ -44,14 +44,14 @@ def wait(rank: int, number: int, begin: float, end: float, step: int = 0) -> Eve
     return span(rank, name, "wait", begin, end, model=0, tensor=number, slices=[number], step=step)
 
 
-def job(tmp_path: Path, events: Sequence[Event]) -> JobTimeline:
+def job(tmp_path: Path, events: Sequence[Event]) -> TracedJob:
     path = tmp_path / "trace.json"
     about = {"clock_error_us": 0.5}
     path.write_text(json.dumps({"traceEvents": list(events), "otherData": about}), "utf-8")
     return read_job_trace(path)
 
 
-def only(waits: Sequence[Exposed]) -> Exposed:
+def only(waits: Sequence[ExposedWait]) -> ExposedWait:
     (one,) = waits
     return one
 

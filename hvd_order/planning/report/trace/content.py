@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hvd_order.planning.report.page import counted, ms_text, table_lines
-from hvd_order.planning.report.trace.exposed import Exposed, exposed_waits, layer_of
-from hvd_order.planning.report.trace.suggestions import Outcome, step_s, suggest
-from hvd_order.planning.report.trace_file import JobTimeline
+from hvd_order.planning.report.trace.exposed import ExposedWait, exposed_waits, layer_of
+from hvd_order.planning.report.trace.suggestions import Suggestions, step_s, suggest
+from hvd_order.planning.report.trace_file import TracedJob
 
-__all__ = ["BECAUSE", "Bar", "Table", "TraceReport", "report_of", "text_of"]
+__all__ = ["BECAUSE", "LayerBar", "Table", "TraceReport", "report_of", "text_of"]
 
 BECAUSE = "because"
 """Heading of a column of sentences."""
@@ -25,7 +25,7 @@ _TRUST = 0.25  # of a step: larger errors of the simulated step are told
 
 
 @dataclass(frozen=True)
-class Bar:
+class LayerBar:
     """A layer's exposed time in one step; mean of the ranks, in milliseconds.
 
     Attributes:
@@ -65,12 +65,12 @@ class TraceReport:
 
     title: str
     facts: list[str]
-    bars: list[Bar]
+    bars: list[LayerBar]
     tables: list[Table]
     suggestions: list[str]
 
 
-def report_of(job: JobTimeline, name: str) -> TraceReport:
+def report_of(job: TracedJob, name: str) -> TraceReport:
     """Returns the report about a timeline.
 
     Args:
@@ -109,7 +109,7 @@ def _lines(table: Table) -> Iterator[str]:
         yield f"{line}  {row[-1]}"
 
 
-def _bars(waits: Iterable[Exposed], share: int) -> list[Bar]:
+def _bars(waits: Iterable[ExposedWait], share: int) -> list[LayerBar]:
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
     for each in waits:
         of = sums[layer_of(each.wait.name)]
@@ -119,11 +119,13 @@ def _bars(waits: Iterable[Exposed], share: int) -> list[Bar]:
             of[0] += each.parts.late
             of[1] += each.parts.queue
             of[2] += each.parts.transfer
-    bars = [Bar(layer, *(us / 1e3 / share for us in of)) for layer, of in sums.items()]
+    bars = [LayerBar(layer, *(us / 1e3 / share for us in of)) for layer, of in sums.items()]
     return sorted(bars, key=lambda bar: -bar.total)
 
 
-def _facts(job: JobTimeline, bars: Sequence[Bar], steps: int, outcome: Outcome) -> Iterator[str]:
+def _facts(
+    job: TracedJob, bars: Sequence[LayerBar], steps: int, outcome: Suggestions
+) -> Iterator[str]:
     yield (
         f"{counted(len(job.ranks), 'rank')}, {counted(steps, 'step')}"
         + ("" if outcome.measured_s is None else f" of {ms_text(outcome.measured_s)}")
@@ -142,14 +144,14 @@ def _facts(job: JobTimeline, bars: Sequence[Bar], steps: int, outcome: Outcome) 
     )
 
 
-def _layer_table(bars: Sequence[Bar]) -> Table:
+def _layer_table(bars: Sequence[LayerBar]) -> Table:
     has_unknown = any(bar.unknown for bar in bars)
     head = ["layer", "late", "queue", "transfer"] + ["other"] * has_unknown + ["sum"]
     rows = [head]
     shown = list(bars[:_MOST_LAYERS])
     rest = bars[_MOST_LAYERS:]
     if rest:
-        shown.append(Bar(
+        shown.append(LayerBar(
             f"{len(rest)} more",
             *(sum(values) for values in zip(
                 *((b.late, b.queue, b.transfer, b.unknown) for b in rest), strict=True
@@ -161,7 +163,7 @@ def _layer_table(bars: Sequence[Bar]) -> Table:
     return Table("Exposed time by layer and cause, ms of each step, mean of the ranks", rows)
 
 
-def _rank_table(job: JobTimeline, waits: Sequence[Exposed], steps: int) -> Table:
+def _rank_table(job: TracedJob, waits: Sequence[ExposedWait], steps: int) -> Table:
     blamed: dict[int, float] = defaultdict(float)
     waited: dict[int, float] = defaultdict(float)
     for each in waits:
@@ -186,7 +188,7 @@ def _rank_table(job: JobTimeline, waits: Sequence[Exposed], steps: int) -> Table
     )
 
 
-def _blocked_table(waits: Sequence[Exposed]) -> Table:
+def _blocked_table(waits: Sequence[ExposedWait]) -> Table:
     """What blocked what: the longest waits of a parameter, and what was sent meanwhile."""
     longest = sorted((each for each in waits if each.parts is not None), key=lambda w: -w.us)
     rows = [["reader of", "rank", "step", "ms", "late", "queue", "transfer", BECAUSE]]
@@ -200,7 +202,7 @@ def _blocked_table(waits: Sequence[Exposed]) -> Table:
     return Table("What blocked what: the longest waits", rows)
 
 
-def _because(each: Exposed) -> str:
+def _because(each: ExposedWait) -> str:
     assert each.parts is not None
     causes = []
     least_us = _WORTH_A_WORD * each.us
@@ -219,7 +221,7 @@ def _because(each: Exposed) -> str:
     return "; ".join(causes) or "the wait was too short to tell"
 
 
-def _suggestions(outcome: Outcome) -> Iterator[str]:
+def _suggestions(outcome: Suggestions) -> Iterator[str]:
     if outcome.why_none:
         yield f"Nothing could be simulated: {outcome.why_none}."
         return

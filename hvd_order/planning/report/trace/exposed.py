@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hvd_order.base.account.wait_split import WaitParts, split_wait
-from hvd_order.planning.report.trace_file import JobTimeline, RankTimeline, TracedSlice, TracedWait
+from hvd_order.planning.report.trace_file import TracedJob, RankTimeline, TracedSlice, TracedWait
 
-__all__ = ["Exposed", "Meanwhile", "exposed_waits", "layer_of"]
+__all__ = ["ExposedWait", "Meanwhile", "exposed_waits", "layer_of"]
 
 _Key = tuple[int, int, int]  # (model, step, slice)
 _FIRST_HALF, _SECOND_HALF = "sum of ", "parts of "
@@ -33,7 +33,7 @@ class Meanwhile:
 
 
 @dataclass(frozen=True)
-class Exposed:
+class ExposedWait:
     """A wait of a reader.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Times:
     issued_us: float
 
 
-def exposed_waits(job: JobTimeline) -> list[Exposed]:
+def exposed_waits(job: TracedJob) -> list[ExposedWait]:
     """Returns all waits of all ranks, in order of their begins on each rank."""
     times = _times(job)
     return [
@@ -85,7 +85,7 @@ def exposed_waits(job: JobTimeline) -> list[Exposed]:
     ]
 
 
-def _times(job: JobTimeline) -> dict[_Key, _Times]:
+def _times(job: TracedJob) -> dict[_Key, _Times]:
     ready: dict[_Key, dict[int, float]] = defaultdict(dict)
     issued: dict[_Key, float] = {}
     for rank, timeline in job.ranks.items():
@@ -96,13 +96,13 @@ def _times(job: JobTimeline) -> dict[_Key, _Times]:
     return {key: _Times(of_ranks, issued[key]) for key, of_ranks in ready.items()}
 
 
-def _exposed(timeline: RankTimeline, wait: TracedWait, times: Mapping[_Key, _Times]) -> Exposed:
+def _exposed(timeline: RankTimeline, wait: TracedWait, times: Mapping[_Key, _Times]) -> ExposedWait:
     awaited = [
         each for each in timeline.transfers
         if (each.model, each.step) == (wait.model, wait.step) and each.slice in wait.slices
     ]  # fmt: skip
     if not awaited:
-        return Exposed(timeline.rank, wait, None)
+        return ExposedWait(timeline.rank, wait, None)
     last = max(awaited, key=lambda each: each.end_us)
     first = _first_half(timeline, last)
     of_first = times[first.model, first.step, first.slice]
@@ -117,7 +117,7 @@ def _exposed(timeline: RankTimeline, wait: TracedWait, times: Mapping[_Key, _Tim
         more_us = max(0.0, again[1] - again[0])
         parts = replace(parts, queue=parts.queue + more_us, transfer=parts.transfer - more_us)
         queued.append(again)
-    return Exposed(
+    return ExposedWait(
         timeline.rank,
         wait,
         parts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from hvd_order.planning.report.trace.content import BECAUSE, Bar, Table, TraceReport
+from hvd_order.planning.report.trace.content import BECAUSE, LayerBar, Table, TraceReport
 
 __all__ = ["page_of"]
 
@@ -60,7 +60,7 @@ def _key(layers: Table) -> Iterator[str]:
     yield f'<p class="key">Colours of the bars: {marks}</p>'
 
 
-def _pictures(bars: Sequence[Bar], layers: Table) -> list[str]:
+def _pictures(bars: Sequence[LayerBar], layers: Table) -> list[str]:
     """A bar for each row of the table; what it shows stands in the row as numbers."""
     longest = max((bar.total for bar in bars), default=0.0)
     pictures = []

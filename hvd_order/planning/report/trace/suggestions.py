@@ -24,13 +24,13 @@ from hvd_order.planning.predict.simulate import (
     simulate,
 )
 from hvd_order.planning.report.trace_file import (
-    JobTimeline,
+    TracedJob,
     RankTimeline,
     TracedSlice,
     TracedSpan,
 )
 
-__all__ = ["Outcome", "Suggestion", "suggest"]
+__all__ = ["Suggestions", "Suggestion", "suggest"]
 
 _STEPS = 8
 _MOST = 3
@@ -56,7 +56,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Suggestions:
     """The changes that help most.
 
     Attributes:
@@ -74,7 +74,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _TracedSetting:
     sizes: Sequence[int]
     forward_s: Sequence[float]
     backward_s: Sequence[float]
@@ -104,7 +104,7 @@ def step_s(timeline: RankTimeline) -> float | None:
     return statistics.median(lengths) / 1e6 if lengths else None
 
 
-def suggest(job: JobTimeline) -> Outcome:
+def suggest(job: TracedJob) -> Suggestions:
     """Returns the changes that save most, at most three."""
     rank = min(job.ranks)
     measured_s = step_s(job.ranks[rank])
@@ -115,15 +115,15 @@ def suggest(job: JobTimeline) -> Outcome:
             Suggestion(text, now_s - other.run().steady_s) for text, other in _changes(setting, job)
         ]
     except InvalidUsage as error:
-        return Outcome(measured_s, 0.0, [], str(error))
+        return Suggestions(measured_s, 0.0, [], str(error))
     worth = [each for each in found if each.gain_s > _LEAST_GAIN * now_s]
-    return Outcome(measured_s, now_s, sorted(worth, key=lambda each: -each.gain_s)[:_MOST])
+    return Suggestions(measured_s, now_s, sorted(worth, key=lambda each: -each.gain_s)[:_MOST])
 
 
 # ---- the step of the trace ------------------------------------------------------------------
 
 
-def _setting(job: JobTimeline) -> _Setting:
+def _setting(job: TracedJob) -> _TracedSetting:
     computing = {rank: _compute_s(timeline) for rank, timeline in job.ranks.items()}
     known = {rank: seconds for rank, seconds in computing.items() if seconds > 0}
     if len(job.ranks) < 2 or len(known) < len(job.ranks):
@@ -144,7 +144,7 @@ def _setting(job: JobTimeline) -> _Setting:
     whole_s = sum(backward_s) or 1.0
     steps = max(1, len(timeline.steps()))
     update_s = sum(span.duration_us for span in timeline.updates) / 1e6 / steps
-    return _Setting(
+    return _TracedSetting(
         sizes,
         [forward_s * seconds / whole_s for seconds in backward_s],
         backward_s,
@@ -266,7 +266,7 @@ def _crosses(timeline: RankTimeline, sent: Sequence[TracedSlice]) -> bool:
 # ---- changes --------------------------------------------------------------------------------
 
 
-def _changes(setting: _Setting, job: JobTimeline) -> Iterator[tuple[str, _Setting]]:
+def _changes(setting: _TracedSetting, job: TracedJob) -> Iterator[tuple[str, _TracedSetting]]:
     schedule, network = setting.schedule, setting.network
     for factor in (0.25, 0.5, 2.0, 4.0):
         size = round(factor * schedule.slice_bytes / 2**14) * 2**14
