@@ -29,7 +29,7 @@ from hvd_order.engine.tracing.events import event
 from hvd_order.engine.tracing.gather import Gathered, Gathering, pieces
 from hvd_order.engine.tracing.merge import Part, merged
 from hvd_order.engine.tracing.passes import Moment, MomentKind
-from hvd_order.engine.tracing.recording import Recording
+from hvd_order.engine.tracing.recording import RankRecording
 
 __all__ = ["start_timeline", "stop_timeline", "timeline_span"]
 
@@ -46,7 +46,7 @@ class _JobTimeline:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.recording: Recording | None = None
+        self.recording: RankRecording | None = None
         self.gathering: Gathering | None = None
         self._lock = threading.Lock()  # guards the end of a recording
         self._sending: threading.Thread | None = None
@@ -61,7 +61,7 @@ class _JobTimeline:
             raise ValueError(
                 f"a timeline is being recorded to {self.recording.path}; call stop_timeline() first"
             )
-        recording = Recording(path, job.rank, time.monotonic_ns())
+        recording = RankRecording(path, job.rank, time.monotonic_ns())
         negotiation = self._negotiation() if recording.is_of_all_ranks else None
         if negotiation is not None and job.rank == 0:
             self.gathering = Gathering(job.size, negotiation.tell)
@@ -71,7 +71,7 @@ class _JobTimeline:
     def _negotiation(self) -> Negotiation | None:
         return self._job.part(Queues).negotiation
 
-    def _end(self, until_ns: int | None = None) -> tuple[Recording, Part] | None:
+    def _end(self, until_ns: int | None = None) -> tuple[RankRecording, Part] | None:
         """Ends the recording, if it began before a time of this rank's clock."""
         with self._lock:
             recording = self.recording
@@ -263,7 +263,7 @@ def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _span(
-    recording: Recording | None, category: str, name: str, args: dict[str, Any]
+    recording: RankRecording | None, category: str, name: str, args: dict[str, Any]
 ) -> Iterator[None]:
     start = time.monotonic_ns()
     try:

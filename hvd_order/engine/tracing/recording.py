@@ -16,7 +16,7 @@ from hvd_order.engine.tracing.passes import Moment, passes
 __all__: list[str] = []
 
 
-class Recording:
+class RankRecording:
     """A recording that is in progress. Lists are appended to by any thread.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hvd_order.base.account.wait_split import WaitParts, split_wait
-from hvd_order.planning.report.trace_file import TracedJob, RankTimeline, TracedSlice, TracedWait
+from hvd_order.planning.report.trace_file import RankTimeline, TracedJob, TracedSlice, TracedWait
 
 __all__ = ["ExposedWait", "Meanwhile", "exposed_waits", "layer_of"]
 

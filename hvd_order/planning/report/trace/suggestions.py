@@ -24,13 +24,13 @@ from hvd_order.planning.predict.simulate import (
     simulate,
 )
 from hvd_order.planning.report.trace_file import (
-    TracedJob,
     RankTimeline,
+    TracedJob,
     TracedSlice,
     TracedSpan,
 )
 
-__all__ = ["Suggestions", "Suggestion", "suggest"]
+__all__ = ["Suggestion", "Suggestions", "suggest"]
 
 _STEPS = 8
 _MOST = 3
