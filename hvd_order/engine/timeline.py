@@ -27,7 +27,7 @@ from hvd_order.engine.requests.negotiation import Negotiation, listen
 from hvd_order.engine.requests.queues import Queues
 from hvd_order.engine.tracing.events import event
 from hvd_order.engine.tracing.gather import Gathered, Gathering, pieces
-from hvd_order.engine.tracing.merge import Part, merged
+from hvd_order.engine.tracing.merge import RankPart, merged
 from hvd_order.engine.tracing.passes import Moment, MomentKind
 from hvd_order.engine.tracing.recording import RankRecording
 
@@ -71,7 +71,7 @@ class _JobTimeline:
     def _negotiation(self) -> Negotiation | None:
         return self._job.part(Queues).negotiation
 
-    def _end(self, until_ns: int | None = None) -> tuple[RankRecording, Part] | None:
+    def _end(self, until_ns: int | None = None) -> tuple[RankRecording, RankPart] | None:
         """Ends the recording, if it began before a time of this rank's clock."""
         with self._lock:
             recording = self.recording
@@ -81,7 +81,7 @@ class _JobTimeline:
             engines = self._job.part(Engines)
             engines.record(False)
             transfers = [host.take_transfers() for host in list(engines.hosts.values())]
-        return recording, Part(events=recording.events(transfers))
+        return recording, RankPart(events=recording.events(transfers))
 
     def stop(self) -> None:
         """Writes the trace, or sends this rank's part. Does nothing if nothing is recorded."""
@@ -102,7 +102,7 @@ class _JobTimeline:
         else:
             self._send(part)
 
-    def _send(self, part: Part) -> None:
+    def _send(self, part: RankPart) -> None:
         negotiation = self._negotiation()
         if negotiation is not None:
             for message in pieces(part):

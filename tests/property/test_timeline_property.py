@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hvd_order.base.account.clock_offset import ClockOffset
 from hvd_order.engine.tracing.events import Event, event
 from hvd_order.engine.tracing.gather import joined, pieces
-from hvd_order.engine.tracing.merge import Part, merged
+from hvd_order.engine.tracing.merge import RankPart, merged
 from hvd_order.engine.tracing.passes import Moment, passes
 
 SLICES, PERIOD_NS = 3, 10_000_000
@@ -25,7 +25,7 @@ offsets = st.integers(-(10**12), 10**12)
 @cases(50)
 @given(names=st.lists(texts, max_size=20), repeats=st.sampled_from([1, 5000]))
 def test_a_part_arrives_as_it_was_sent(names: list[str], repeats: int) -> None:
-    part = Part(events=[event("wait", name, 1, 2, {}) for name in names] * repeats)
+    part = RankPart(events=[event("wait", name, 1, 2, {}) for name in names] * repeats)
     sent = [json.loads(json.dumps(message)) for message in pieces(part)]
     assert [message[:3] for message in sent] == [
         ["trace", number, len(sent)] for number in range(len(sent))
@@ -61,7 +61,7 @@ def transfers(first: int, steps: int, offset_ns: int) -> list[Event]:
 def test_ranks_are_on_one_clock_and_number_steps_alike(
     offset_ns: int, drift_ns: int, first: tuple[int, int], steps: int, error_ns: int
 ) -> None:
-    parts = {r: Part(events=transfers(first[r], steps, offset_ns * r)) for r in range(2)}
+    parts = {r: RankPart(events=transfers(first[r], steps, offset_ns * r)) for r in range(2)}
     clocks = [
         ClockOffset(at + offset_ns - error_ns, at + offset_ns + error_ns, at_ns)
         for at, at_ns in ((0, offset_ns), (drift_ns, offset_ns + 10 * PERIOD_NS))

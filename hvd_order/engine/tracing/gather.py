@@ -22,7 +22,7 @@ from typing import Any
 
 from hvd_order.base.account.clock_offset import ClockOffset, Passage, clock_offset
 from hvd_order.engine.job.message_forms import Message
-from hvd_order.engine.tracing.merge import Part
+from hvd_order.engine.tracing.merge import RankPart
 
 __all__: list[str] = []
 
@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 31  # of a part; more is no part
 Send = Callable[[int, Message], None]
 
 
-def pieces(part: Part) -> list[Message]:
+def pieces(part: RankPart) -> list[Message]:
     """Returns the messages that carry a part."""
     packed = zlib.compress(json.dumps(part, separators=(",", ":")).encode(), 1)
     text = base64.b64encode(packed).decode()
@@ -44,7 +44,7 @@ def pieces(part: Part) -> list[Message]:
     return [["trace", number, len(cut), piece] for number, piece in enumerate(cut)]
 
 
-def joined(texts: Iterable[str]) -> Part | None:
+def joined(texts: Iterable[str]) -> RankPart | None:
     """Returns the part in the pieces' texts; None: it is none."""
     try:
         inflate = zlib.decompressobj()
@@ -55,7 +55,7 @@ def joined(texts: Iterable[str]) -> Part | None:
     events = part.get("events") if isinstance(part, dict) else None
     if not isinstance(events, list) or not all(isinstance(each, dict) for each in events):
         return None
-    return Part(events=events)
+    return RankPart(events=events)
 
 
 @dataclass
@@ -209,6 +209,6 @@ class Gathered:
         missing: ranks without a part, by cause: what follows "rank 1".
     """
 
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, RankPart] = field(default_factory=dict)
     clocks: dict[int, list[ClockOffset]] = field(default_factory=dict)
     missing: Mapping[str, list[int]] = field(default_factory=lambda: defaultdict(list))

@@ -14,14 +14,14 @@ __all__: list[str] = []
 _Slot = tuple[int, int]  # (model, slice)
 
 
-class Part(TypedDict):
+class RankPart(TypedDict):
     """What a rank has recorded, in microseconds of its own clock."""
 
     events: list[Event]
 
 
 def merged(
-    parts: Mapping[int, Part],
+    parts: Mapping[int, RankPart],
     clocks: Mapping[int, Sequence[ClockOffset]],
     missing: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
