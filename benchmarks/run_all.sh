@@ -45,6 +45,8 @@ record side_by_side-fewer_bytes-two_ranks torch.side_by_side --models resnet50 -
 record side_by_side-fewer_bytes-ratio_1 torch.side_by_side --models resnet50 \
   --systems hvd_order auto --rounds 3 --steps 4
 record time_to_loss torch.time_to_loss
+record slow_ranks torch.slow_ranks --runs 20 --healthy 3000
+record account_cost torch.account_cost
 record side_by_side-control torch.side_by_side --models parallel resnet50_by_kernels \
   --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
 record side_by_side-slow torch.side_by_side --models resnet50 --rate-mbit 100 \

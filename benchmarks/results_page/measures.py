@@ -15,6 +15,7 @@ from benchmarks.hosts import QUEUE_MS
 from benchmarks.results_page.documents import Document, Documents, is_by_hand
 from benchmarks.results_page.figure import Figure
 from benchmarks.runner.records.summary import median_interval, paired_ratio
+from benchmarks.torch.slow_ranks import is_right
 
 Found = tuple[float, float, float]
 Find = Callable[[Document], Found]
@@ -181,6 +182,11 @@ def longest_pause(part: Any) -> float:
 def largest_error(runs: Any) -> float:
     """The largest ``error`` of some runs, of either sign."""
     return max(abs(run["error"]) for run in runs)
+
+
+def named_right(runs: Any) -> float:
+    """The share of runs of `slow_ranks` whose rank and cause were named in time."""
+    return sum(is_right(run) for run in runs) / len(runs)
 
 
 def share_of_bound(part: Any) -> Found:

@@ -23,6 +23,7 @@ from benchmarks.results_page.measures import (
     largest_error,
     longest_pause,
     median,
+    named_right,
     newest,
     over_better_plain,
     over_bounds,
@@ -224,6 +225,8 @@ _SIDE_BY_SIDE = [
 ]  # fmt: skip
 
 _TORCH = [
+    _at_least("slow_ranks", "slow ranks and links named right within 40 steps, share",
+              value("runs", named_right), 1.0),
     *(
         _at_most("one_host", f"hvd_order / DDP, {ranks} ranks of one machine: {model}",
                  ratio(f"rows/ranks={ranks}/systems/hvd_order/seconds",

@@ -59,7 +59,7 @@ def joined(texts: Iterable[str]) -> RankPart | None:
 
 
 @dataclass
-class _Peer:
+class _TracedPeer:
     """Another rank, as rank 0 knows it."""
 
     asked_ns: int = 0
@@ -86,7 +86,7 @@ class Gathering:
             send: sends a message to a rank.
         """
         self._send = send
-        self._peers = {rank: _Peer() for rank in range(1, size)}
+        self._peers = {rank: _TracedPeer() for rank in range(1, size)}
         self._gone: set[int] = set()
         self._changed = threading.Condition()
         self._ask_clocks()
@@ -97,7 +97,7 @@ class Gathering:
                 peer.mine, peer.of_rank_0, peer.answers_due = [], [], _ROUNDS
                 self._ask(rank, peer)
 
-    def _ask(self, rank: int, peer: _Peer) -> None:
+    def _ask(self, rank: int, peer: _TracedPeer) -> None:
         peer.asked_ns = time.monotonic_ns()
         self._send(rank, ["clock"])
 
@@ -118,7 +118,7 @@ class Gathering:
             self._changed.notify_all()
 
     def _take_clock(
-        self, rank: int, peer: _Peer, now_ns: int, its_ns: int, records: bool | None
+        self, rank: int, peer: _TracedPeer, now_ns: int, its_ns: int, records: bool | None
     ) -> None:
         peer.records = bool(records)
         if not peer.answers_due:
@@ -157,11 +157,13 @@ class Gathering:
                 self._wait(_has_sent, _SILENCE_S, or_piece=True)
             return self._gathered()
 
-    def _now_there_ns(self, peer: _Peer) -> int:
+    def _now_there_ns(self, peer: _TracedPeer) -> int:
         offset = peer.offsets[-1].high_ns if peer.offsets else 0.0
         return max(0, int(time.monotonic_ns() + offset))
 
-    def _wait(self, done: Callable[[_Peer], bool], for_s: float, or_piece: bool = False) -> None:
+    def _wait(
+        self, done: Callable[[_TracedPeer], bool], for_s: float, or_piece: bool = False
+    ) -> None:
         """Waits until all ranks that are there are done; or, if so asked, for the next piece."""
 
         def pieces_had() -> int:
@@ -195,7 +197,7 @@ class Gathering:
         return result
 
 
-def _has_sent(peer: _Peer) -> bool:
+def _has_sent(peer: _TracedPeer) -> bool:
     return peer.is_complete or not peer.records
 
 

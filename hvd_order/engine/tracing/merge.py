@@ -37,7 +37,7 @@ def merged(
     reference = parts[first]["events"]
     errors_us = {}
     for rank in sorted(parts):
-        clock = _Clock(clocks.get(rank, ()))
+        clock = _RankClock(clocks.get(rank, ()))
         own = [clock.shifted(each, rank) for each in parts[rank]["events"]]
         if rank != first:
             errors_us[rank] = clock.error_us
@@ -54,7 +54,7 @@ def merged(
     return document
 
 
-class _Clock:
+class _RankClock:
     """A rank's clock: what its times are on the clock of the trace.
 
     One offset holds throughout if what was found at the begin and at the end allows it; else the

@@ -157,7 +157,8 @@ def body_slices(env: Mapping[str, str]) -> tuple[int, int, list[int]]:
         optimizer.flush()
         host = engine_host()
         size = sum(p.nbytes for p in model.parameters())
-        link = host.link(torch.device("cpu"))
+        link = host.known_link
+        assert link is not None
         return hvd.rank(), host.slice_settings.slice_bytes, [
             best_settings(link, size, pushers=workers).slice_bytes for workers in (1, 2)
         ]  # fmt: skip
