@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hvd_order.base.account.clock_offset import clock_offset
 from hvd_order.base.account.exposed import SlicesOfStep, WaitedSlices, explain, late_layer
+from hvd_order.base.account.replay import saved_ns
 from hvd_order.base.account.slow_ranks import WINDOW, RankRow, SlowRank
 from hvd_order.base.account.step_parts import StepMarks, overlap, parts_of, union, within
 
@@ -112,7 +113,6 @@ def test_the_vector_of_the_definitions() -> None:
     exposed = explain([(11, 15, 0)], slices, WHOLE)
     assert (exposed.late, exposed.queue, exposed.transfer) == (2, 0, 2)
     assert exposed.late_of == {1: 2}
-    assert exposed.sole_of == {1: 2}
 
 
 def test_what_was_sent_before_a_more_urgent_slice_is_an_inversion() -> None:
@@ -146,7 +146,46 @@ def test_causes_add_up_to_the_waits(
     assert total == sum(b - a for a, b in waits)
     assert 0 <= exposed.inversion <= exposed.queue
     assert sum(exposed.late_of.values()) == exposed.late
-    assert all(exposed.sole_of[r] <= late for r, late in exposed.late_of.items())
+
+
+# ---- what a step would be ------------------------------------------------------------------------
+
+
+def late_step(second: list[int]) -> tuple[StepMarks, SlicesOfStep]:
+    """Slice 1 is ready first, at 60; slice 0 at 100. A transfer takes 10. The forward pass is from
+    55 to 140, so the reader of slice 0 waits until 110, that of slice 1 at 125 not at all.
+    """
+    marks = StepMarks(1, 40, 50, 50, 55, 140, waits=[(55, 110, 0)])
+    return marks, SlicesOfStep([50, 30], [100, 60], [110, 70], [100, 60], [1, 1], second)
+
+
+@pytest.mark.parametrize(
+    ("second", "by_need", "saved"),
+    [
+        ([100, 60], True, 0),  # another rank is as late
+        ([50, 30], True, 50),  # sent from 50 to 60
+        ([50, 50], True, 50),  # slice 0 goes first, and slice 1 is there in time
+        ([50, 50], False, 40),  # behind slice 1
+        ([40, 20], True, 55),  # there before its reader
+    ],
+)
+def test_a_step_without_the_late_rank(second: list[int], by_need: bool, saved: float) -> None:
+    marks, times = late_step(second)
+    assert saved_ns(marks, times, WHOLE, second, by_need) == saved
+
+
+def test_transfers_that_a_late_rank_hid_come_to_light() -> None:
+    # Slice 1 takes 50: from 60 to 100 beside the late backward pass, and on to 110.
+    marks = StepMarks(1, 40, 50, 50, 55, 140, waits=[(55, 120, 0)])
+    times = SlicesOfStep([50, 30], [110, 60], [120, 110], [100, 60], [1, 1], [50, 50])
+    # Slice 0 goes from 50 to 60, slice 1 from 60 to 110. Its reader came at 130.
+    assert saved_ns(marks, times, WHOLE, [50, 50], True) == 130 - 110
+
+
+def test_a_step_with_a_faster_link() -> None:
+    marks, times = late_step([50, 30])
+    assert saved_ns(marks, times, WHOLE, times.ready_last, True) == 0
+    assert saved_ns(marks, times, WHOLE, times.ready_last, True, duration=0.5) == 5
 
 
 def test_a_late_layer_stands_out_and_a_slow_pass_has_none() -> None:
@@ -175,7 +214,7 @@ def row(rank: int, steps: int, numbers: random.Random, slow: int = -1, **more: f
         late_s=late,
         latest=[who if who != rank else -1 for who in latest],
         latest_s=late,
-        sole_s=late,
+        saved_s=late,
         parts_s=parts,
         link_s=0.03,
         run_queue_s=more.get("run_queue_s", 0.0),

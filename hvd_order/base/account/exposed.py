@@ -54,7 +54,6 @@ class Exposed:
         inversion: of ``queue``, while less urgent slices travelled that were sent after this one
             was ready everywhere.
         late_of: of ``late``, by the place of the rank that was last.
-        sole_of: of ``late_of``, what would not be without that rank: no other one was as late.
     """
 
     late: float = 0.0
@@ -62,7 +61,6 @@ class Exposed:
     transfer: float = 0.0
     inversion: float = 0.0
     late_of: Counter[int] = field(default_factory=Counter)
-    sole_of: Counter[int] = field(default_factory=Counter)
 
 
 def explain(
@@ -74,7 +72,7 @@ def explain(
     """
     result = Exposed()
     for begin, end, tensor in waits:
-        ends = slices.last[tensor]
+        ends = slices.last[tensor] if tensor < len(slices.last) else ()
         final = max(ends, key=times.done.__getitem__, default=None)
         if final is None or not times.issued[final]:
             result.transfer += max(0, end - begin)
@@ -95,10 +93,7 @@ def _add(result: Exposed, begin: int, end: int, of: int, times: SlicesOfStep) ->
     result.queue += parts.queue
     result.transfer += parts.transfer
     if parts.late:
-        rank = times.last[of]
-        result.late_of[rank] += int(parts.late)
-        before = max(0, min(times.ready_second[of], end) - begin)
-        result.sole_of[rank] += max(0, int(parts.late) - before)
+        result.late_of[times.last[of]] += int(parts.late)
     if parts.queue:
         sent = end - parts.transfer
         ready = sent - parts.queue

@@ -27,8 +27,8 @@ class RankRow:
 
     Attributes:
         step_s, late_s: by step, the step, and what it waited for late ranks.
-        latest, latest_s, sole_s: by step, the rank (place) that it waited for most, how long, and
-            what of that would not be without this rank.
+        latest, latest_s, saved_s: by step, the rank (place) that it waited for most, how long, and
+            by how much the step would be shorter without this delay (`replay.saved_ns`).
         parts_s: medians by name, in the order of a step: "backward pass", "host", "update",
             "loader", "forward pass".
         link_s: median of queue and transfer.
@@ -43,7 +43,7 @@ class RankRow:
     late_s: Sequence[float]
     latest: Sequence[int]
     latest_s: Sequence[float]
-    sole_s: Sequence[float]
+    saved_s: Sequence[float]
     parts_s: Mapping[str, float]
     link_s: float
     run_queue_s: float
@@ -62,6 +62,7 @@ class Verdict:
         cause: see `StepStats.slow_cause`.
         late_slice: the first late slice; -1: none stands out.
         host: number of the host of a slow link; -1: the cause is no link.
+        of_usual: of a slow link, its rate over that of the others.
         delay_s: what it costs each step.
         step_s: median of all ranks' steps.
     """
@@ -72,6 +73,7 @@ class Verdict:
     host: int = -1
     delay_s: float = 0.0
     step_s: float = 0.0
+    of_usual: float = 1.0
 
     @property
     def share(self) -> float:
@@ -107,9 +109,8 @@ def _latest(rows: Sequence[RankRow], steps: int, step_s: float) -> Verdict:
 
         blamed_s = median_low(mean_of("latest_s", k) for k in range(steps))
         if blamed_s > found.delay_s:
-            sole_s = median_low(mean_of("sole_s", k) for k in range(steps))
-            # Where another rank is nearly as late, less is gained without this one.
-            delay_s = sole_s if sole_s > 0 else blamed_s
+            # Where another rank is nearly as late, or transfers pass meanwhile, less is gained.
+            delay_s = median_low(mean_of("saved_s", k) for k in range(steps))
             if delay_s > found.delay_s:
                 cause = _cause(rows[place], others)
                 in_passes = cause.endswith("pass")
@@ -152,7 +153,8 @@ def _slowest_link(rows: Sequence[RankRow], hosts: Sequence[int], step_s: float) 
     if slowest < 0:
         return Verdict(step_s=step_s)
     link_s = median(row.link_s for row in rows)
-    return Verdict(hosts.index(slowest), "link", -1, slowest, link_s * (1 - part), step_s)
+    delay_s = link_s * (1 - part)  # at most
+    return Verdict(hosts.index(slowest), "link", -1, slowest, delay_s, step_s, part)
 
 
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -203,7 +205,7 @@ def _joined(rows: Sequence[RankRow]) -> RankRow:
         late_s=[s for row in rows for s in row.late_s],
         latest=[r for row in rows for r in row.latest],
         latest_s=[s for row in rows for s in row.latest_s],
-        sole_s=[s for row in rows for s in row.sole_s],
+        saved_s=[s for row in rows for s in row.saved_s],
         parts_s={name: median(row.parts_s[name] for row in rows) for name in newest.parts_s},
         link_s=median(row.link_s for row in rows),
         run_queue_s=sum(row.run_queue_s for row in rows) / len(rows),

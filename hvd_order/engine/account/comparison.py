@@ -22,8 +22,9 @@ from hvd_order.base.account.exposed import (
     explain,
     late_layer,
 )
-from hvd_order.base.account.slow_ranks import RankRow, SlowRank
-from hvd_order.base.account.step_parts import StepParts, overlap, parts_of
+from hvd_order.base.account.replay import saved_ns
+from hvd_order.base.account.slow_ranks import RankRow, SlowRank, Verdict
+from hvd_order.base.account.step_parts import StepMarks, StepParts, overlap, parts_of
 from hvd_order.base.account.step_stats import StepStats
 from hvd_order.engine.account import links, numbers, ready_times
 from hvd_order.engine.account.noted_step import NotedStep
@@ -39,14 +40,16 @@ __all__: list[str] = []
 _USUAL_PAUSE = 10  # steps
 _LEAST_S = 0.5  # between exchanges: short steps are seen less often
 _LONGEST_PAUSE = 1000
+_MUCH = 0.05  # of a step; a replay of what is less would cost more than it tells
 
 
 @dataclass(frozen=True)
 class _Explained:
+    marks: StepMarks
     parts: StepParts
     exposed: Exposed
     times: SlicesOfStep
-    layout: native.SliceLayout
+    slices: WaitedSlices
 
 
 class RankComparison:
@@ -109,7 +112,7 @@ class RankComparison:
             numbers.unpacked(values.tolist(), len(steps), mine)
             for values in group_collectives.all_gather(told, group)
         ]
-        self._judge(mine, everyone)
+        self._judge(mine, everyone, explained)
 
     # ---- this rank ----------------------------------------------------------------------------
 
@@ -150,8 +153,9 @@ class RankComparison:
         mine = list(own[0::3])
         last, place, second = ready or (mine, [self._host.rank] * len(mine), mine)
         times = SlicesOfStep(mine, own[1::3], own[2::3], last, place, second)
-        exposed = explain(step.times.waits, times, self._waited_of(step.layout))
-        return _Explained(parts_of(step.times), exposed, times, step.layout)
+        slices = self._waited_of(step.layout)
+        exposed = explain(step.times.waits, times, slices)
+        return _Explained(step.times, parts_of(step.times), exposed, times, slices)
 
     def _waited_of(self, layout: native.SliceLayout) -> WaitedSlices:
         if self._waited is None or self._waited[0] is not layout:
@@ -209,9 +213,9 @@ class RankComparison:
             late_s=[each.exposed.late / 1e9 for each in explained],
             latest=[place for place, _ in latest],
             latest_s=[late / 1e9 for _, late in latest],
-            sole_s=[
-                each.exposed.sole_of[place] / 1e9
-                for each, (place, _) in zip(explained, latest, strict=True)
+            saved_s=[
+                self._without_s(each, place, late / 1e9)
+                for each, (place, late) in zip(explained, latest, strict=True)
             ],
             parts_s={
                 "backward pass": median(each.backward_s for each in parts),
@@ -230,15 +234,44 @@ class RankComparison:
             sends_per_s=sends_per_s,
         )
 
+    def _saved_s(self, each: _Explained, ready: Sequence[int], duration: float = 1.0) -> float:
+        by_need = self._host.slice_settings.policy == "priority"
+        saved = saved_ns(each.marks, each.times, each.slices, ready, by_need, duration)
+        return max(saved, 0.0) / 1e9
+
+    def _without_s(self, each: _Explained, place: int, late_s: float) -> float:
+        """By how much the step would be shorter if the rank at ``place`` were not the last."""
+        if late_s < _MUCH * each.parts.step_s:
+            return late_s
+        times = each.times
+        columns = zip(times.ready_last, times.last, times.ready_second, strict=True)
+        ready = [second if rank == place else last for last, rank, second in columns]
+        return self._saved_s(each, ready)
+
+    def _with_faster_link(self, slow: Verdict, explained: Sequence[_Explained]) -> Verdict:
+        """The verdict about a link, with what this rank's steps would gain at the others' rate."""
+        saved_s = median(
+            self._saved_s(each, each.times.ready_last, slow.of_usual) for each in explained
+        )
+        return replace(slow, delay_s=min(saved_s, slow.step_s))
+
     # ---- all ranks ----------------------------------------------------------------------------
 
-    def _judge(self, mine: StepStats, everyone: Sequence[tuple[RankRow, StepStats]]) -> None:
+    def _judge(
+        self,
+        mine: StepStats,
+        everyone: Sequence[tuple[RankRow, StepStats]],
+        explained: Sequence[_Explained],
+    ) -> None:
         step_s = median(stats.step_s for _, stats in everyone)
         if step_s > 0:
             steps = math.ceil(_LEAST_S / step_s)
             self.pause = min(max(steps, _USUAL_PAUSE), _LONGEST_PAUSE)
         news = self._slow.seen([row for row, _ in everyone], self._hosts)
         slow = self._slow.present
+        if slow is not None and slow.host >= 0:
+            slow = self._with_faster_link(slow, explained)
+            news = [(slow if begins else each, begins) for each, begins in news]
         found: dict[str, Any] = {}
         if slow is not None:
             found = {

@@ -15,7 +15,7 @@ __all__: list[str] = []
 _STATS = [each.name for each in dataclasses.fields(StepStats) if each.type in ("int", "float")]
 _PARTS = ("backward pass", "host", "update", "loader", "forward pass")
 _SCALARS = ("link_s", "run_queue_s", "clock_error_s", "late_slice", "sends_to", "sends_per_s")
-_BY_STEP = ("step_s", "late_s", "latest", "latest_s", "sole_s")
+_BY_STEP = ("step_s", "late_s", "latest", "latest_s", "saved_s")
 _WHOLE = {"late_slice", "sends_to", "latest"}
 
 
