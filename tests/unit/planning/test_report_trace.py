@@ -166,4 +166,4 @@ def test_one_rank_alone_says_what_is_missing(tmp_path: Path) -> None:
     events = [e for e in steps(slow=1.0) if e["pid"] == 0]
     text = text_of(report_of(job(tmp_path, events), "trace.json"))
     assert "record all ranks into one file" in text
-    assert "Nothing could be simulated: a simulation needs" in text
+    assert "No suggestion: a simulation needs" in text

@@ -21,7 +21,6 @@ _MOST_LAYERS = 20
 _MOST_BLOCKED = 12
 _MOST_NAMED = 3
 _WORTH_A_WORD = 0.1  # of a wait: a cause of less is not named
-_TRUST = 0.25  # of a step: larger errors of the simulated step are told
 
 
 @dataclass(frozen=True)
@@ -223,16 +222,10 @@ def _because(each: ExposedWait) -> str:
 
 def _suggestions(outcome: Suggestions) -> Iterator[str]:
     if outcome.why_none:
-        yield f"Nothing could be simulated: {outcome.why_none}."
+        yield f"No suggestion: {outcome.why_none}."
         return
     for each in outcome.best:
         yield f"{ms_text(each.gain_s)} less of each step: {each.text}."
     if not outcome.best:
         yield "No change that was simulated makes the step 1% shorter."
-    now_s, measured_s = outcome.simulated_s, outcome.measured_s
-    yield f"The simulated step takes {ms_text(now_s)} as it is."
-    if measured_s is not None and abs(now_s - measured_s) > _TRUST * measured_s:
-        yield (
-            f"The recorded one took {ms_text(measured_s)}: the loader, the host or other programs "
-            "are not simulated, so gains are rough."
-        )
+    yield f"The simulated step takes {ms_text(outcome.simulated_s)} as it is."

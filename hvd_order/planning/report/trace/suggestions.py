@@ -2,7 +2,9 @@
 
 The step of the trace becomes a chain of layers: gradients have the times at which they were ready,
 the forward pass is spread over layers as the backward pass is, the link has the times of the
-recorded transfers. The same step is then simulated with one change at a time.
+recorded transfers, each from when the last rank had its gradient. The same step is then simulated
+with one change at a time. Where the simulation without a change does not take as long as the
+recorded step, nothing is suggested: loaders, the host and other programs are not simulated.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from hvd_order.planning.predict.simulate import (
     TransferSchedule,
     simulate,
 )
+from hvd_order.planning.report.page import ms_text
 from hvd_order.planning.report.trace_file import (
     RankTimeline,
     TracedJob,
@@ -33,6 +36,7 @@ from hvd_order.planning.report.trace_file import (
 __all__ = ["Suggestion", "Suggestions", "suggest"]
 
 _STEPS = 8
+_TRUST = 0.25  # of the recorded step, by which the simulated one may differ
 _MOST = 3
 _LEAST_GAIN = 0.01  # of a step
 _LEAST_COST_S = 1e-6  # of a slice
@@ -61,8 +65,7 @@ class Suggestions:
 
     Attributes:
         measured_s: median step of the trace; None: it has fewer than two.
-        simulated_s: the same step in the simulator, without a change. How far the two are apart
-            tells how far to trust the gains.
+        simulated_s: the same step in the simulator, without a change.
         best: the largest gain first.
         why_none: why nothing could be simulated; empty: it could.
     """
@@ -116,6 +119,12 @@ def suggest(job: TracedJob) -> Suggestions:
         ]
     except InvalidUsage as error:
         return Suggestions(measured_s, 0.0, [], str(error))
+    if measured_s is not None and abs(now_s - measured_s) > _TRUST * measured_s:
+        why = (
+            f"the simulated step takes {ms_text(now_s)}, the recorded one {ms_text(measured_s)}, "
+            "which has more in it (a loader, the host, other programs)"
+        )
+        return Suggestions(measured_s, now_s, [], why)
     worth = [each for each in found if each.gain_s > _LEAST_GAIN * now_s]
     return Suggestions(measured_s, now_s, sorted(worth, key=lambda each: -each.gain_s)[:_MOST])
 
@@ -143,14 +152,15 @@ def _setting(job: TracedJob) -> _TracedSetting:
     forward_s = _forward_s(timeline)
     whole_s = sum(backward_s) or 1.0
     steps = max(1, len(timeline.steps()))
+    network = _network(_travelling(job, timeline))
     update_s = sum(span.duration_us for span in timeline.updates) / 1e6 / steps
     return _TracedSetting(
         sizes,
         [forward_s * seconds / whole_s for seconds in backward_s],
         backward_s,
         update_s / sum(sizes),
-        _network(timeline),
-        _schedule(timeline),
+        network,
+        _schedule(timeline, network),
         [known[rank] / known[fastest] for rank in sorted(known)],
     )
 
@@ -199,11 +209,24 @@ def _parameters(timeline: RankTimeline) -> tuple[list[int], list[float]]:
     )
 
 
-def _network(timeline: RankTimeline) -> AllReduceScenario:
+def _travelling(job: TracedJob, timeline: RankTimeline) -> list[TracedSlice]:
+    """The transfers of a rank without the time in which another rank lacked the gradient."""
+    ready: dict[tuple[int, int, int], float] = defaultdict(float)
+    for of_rank in job.ranks.values():
+        for queued in of_rank.queued:
+            key = queued.model, queued.step, queued.slice
+            ready[key] = max(ready[key], queued.begin_us)
+    sent = []
+    for each in timeline.transfers:
+        begin_us = max(each.begin_us, ready[each.model, each.step, each.slice])
+        sent.append(replace(each, begin_us=min(begin_us, each.end_us)))
+    return sent
+
+
+def _network(sent: Sequence[TracedSlice]) -> AllReduceScenario:
     """The link: all slices take the time in which anything travels; small ones show what a slice
     costs beside its bytes, half of it latency, as in `LinkModel`.
     """
-    sent = timeline.transfers
     least, most = min(each.bytes for each in sent), max(each.bytes for each in sent)
     alpha_s = _LEAST_COST_S
     if most >= _APART * least:
@@ -232,7 +255,7 @@ def _union_us(spans: Iterable[TracedSpan]) -> float:
     return total
 
 
-def _schedule(timeline: RankTimeline) -> TransferSchedule:
+def _schedule(timeline: RankTimeline, network: AllReduceScenario) -> TransferSchedule:
     sent = timeline.transfers
     largest = -(-max(each.bytes for each in sent) // 16) * 16
     in_flight = most = 0
@@ -241,12 +264,11 @@ def _schedule(timeline: RankTimeline) -> TransferSchedule:
     for _, change in sorted(changes):
         in_flight += change
         most = max(most, in_flight)
-    latency_s = _network(timeline).latency_s
     return TransferSchedule(
         largest,
         max(most, largest),
         cross_iteration=_crosses(timeline, sent),
-        control_latency_s=latency_s / 2,
+        control_latency_s=network.latency_s / 2,
     )
 
 
