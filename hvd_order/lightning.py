@@ -228,10 +228,15 @@ class StepStatsCallback(_Callback):
     ``log_every_n_steps`` steps, from rank 0, and into ``trainer.callback_metrics``.
     """
 
+    _logged = 0  # step
+
     def on_train_batch_end(self, trainer: Any, *unused: Any, **also_unused: Any) -> None:
         """Logs what there is after some steps."""
-        if hvd.rank() != 0 or trainer.global_step % trainer.log_every_n_steps:
+        every, step = trainer.log_every_n_steps, trainer.global_step
+        # Several batches may add up to one step.
+        if hvd.rank() != 0 or not every or step % every or step == self._logged:
             return
+        self._logged = step
         numbers = numbers_of(trainer.optimizers)
         trainer.callback_metrics.update({k: torch.tensor(v) for k, v in numbers.items()})
         for logger in trainer.loggers if numbers else []:

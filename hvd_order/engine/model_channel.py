@@ -83,7 +83,9 @@ class ModelChannel:
         """
         results: list[T] = []
         request = self._request(
-            what, lambda: results.append(transfer(self.host.registration_group))
+            what,
+            lambda: results.append(transfer(self.host.registration_group)),
+            activity.now() or what,
         )
         with self._told_to_engine(), activity.waiting(f"waits for the other ranks: {what}"):
             self._queue.run(request)
@@ -91,20 +93,23 @@ class ModelChannel:
 
     def begin(self, what: str, transfer: Callable[[dist.ProcessGroup], None]) -> int:
         """Same as `together`, but does not wait; returns a handle for `end`."""
-        request = self._request(what, lambda: transfer(self.host.registration_group))
+        request = self._request(what, lambda: transfer(self.host.registration_group), what)
         return self._queue.submit(request)
 
     def end(self, handle: int) -> None:
         """Waits for what `begin` has begun. Raises its error, as `together` does."""
-        with self._told_to_engine():
+        with self._told_to_engine(), activity.waiting("waits for the other ranks: their accounts"):
             self._queue.synchronize(handle)
 
-    def _request(self, what: str, transfer: Callable[[], None]) -> Request:
+    def forget(self, handle: int) -> None:
+        """Lets go of what `begin` has begun; it goes on, and nobody asks for its end."""
+        self._queue.forget(handle)
+
+    def _request(self, what: str, transfer: Callable[[], None], reason: str) -> Request:
         self._sent += 1
         return Request(
             # What follows the first ": " is for whoever reads an error (name_order.key_of).
-            f"message {self._sent} about optimizer {self.key.replace(': ', ':')}: "
-            f"{activity.now() or what}",
+            f"message {self._sent} about optimizer {self.key.replace(': ', ':')}: {reason}",
             [what],
             lambda _: transfer(),
             lambda: None,

@@ -65,6 +65,7 @@ class _JobTimeline:
         negotiation = self._negotiation() if recording.is_of_all_ranks else None
         if negotiation is not None and job.rank == 0:
             self.gathering = Gathering(job.size, negotiation.tell)
+            self.gathering.ask_clocks()  # answers may come at once
         self.recording = recording
         job.part(Engines).record(True)
 

@@ -148,6 +148,13 @@ def test_causes_add_up_to_the_waits(
     assert sum(exposed.late_of.values()) == exposed.late
 
 
+def test_a_wait_for_an_earlier_transfer_blames_nobody() -> None:
+    # The slice was ready again at 20, after the wait had ended.
+    slices = SlicesOfStep([20, 5], [21, 6], [25, 8], [22, 5], [1, 0], [20, 5])
+    exposed = explain([(10, 15, 0)], slices, WHOLE)
+    assert (exposed.late, exposed.queue, exposed.transfer) == (0, 0, 5)
+
+
 # ---- what a step would be ------------------------------------------------------------------------
 
 
@@ -281,6 +288,15 @@ def test_a_slow_link_is_named_by_its_host(ways: str) -> None:
     found = slow.present
     assert found is not None
     assert (found.cause, found.host, found.place) == ("link", 1, 1)
+
+
+def test_rates_that_come_and_go_are_no_slow_link() -> None:
+    numbers, slow = random.Random(7), SlowRank()
+    for talk in range(6):
+        rows = [row(rank, 10, numbers, sends_to=RING[rank]) for rank in range(4)]
+        if talk % 2:  # too little was sent there to tell
+            rows[1] = replace(rows[1], sends_to=-1, sends_per_s=0.0)
+        assert slow.seen(rows, range(4)) == []
 
 
 def test_what_clocks_cannot_tell_apart_is_no_delay() -> None:

@@ -68,13 +68,14 @@ def explain(
 ) -> Exposed:
     """Explains the waits (begin, end, tensor) of one step, which do not overlap.
 
-    A wait for a slice whose times are not known counts as transfer.
+    A wait for a transfer whose times are not known counts as transfer.
     """
     result = Exposed()
     for begin, end, tensor in waits:
         ends = slices.last[tensor] if tensor < len(slices.last) else ()
         final = max(ends, key=times.done.__getitem__, default=None)
-        if final is None or not times.issued[final]:
+        # The times are of the last transfer; a wait that ended before was for an earlier one.
+        if final is None or not times.issued[final] or times.ready[final] >= end:
             result.transfer += max(0, end - begin)
             continue
         first = max(slices.first[final], key=times.ready_last.__getitem__)

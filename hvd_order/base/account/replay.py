@@ -1,8 +1,8 @@
 """What a step would be without a late rank, or on a faster link: its transfers, replayed.
 
-The link is a queue: of the slices that are ready it takes the most urgent, or the one that it took
-first, and each takes as long as it did. The rank computes as long as it did
-between its waits. So what a late rank hides comes to light: where its gradients come slowly,
+The link is a queue: of the slices that are ready it takes the most urgent, or, where order is not
+by need, the one that it took first. Each takes as long as it did, and the rank computes as long as
+it did between its waits. So what a late rank hides comes to light: where its gradients come slowly,
 transfers pass meanwhile, which have to be waited for once they come soon.
 """
 
@@ -51,8 +51,8 @@ def _reads(
     waited = set()
     for begin, end, tensor in marks.waits:
         ends = slices.last[tensor] if tensor < len(slices.last) else ()
-        if ends:
-            final = max(ends, key=times.done.__getitem__)
+        final = max(ends, key=times.done.__getitem__, default=None)
+        if final is not None and times.ready[final] < end:
             waited.add(final)
             yield begin, end, final
     if not marks.read_ns:

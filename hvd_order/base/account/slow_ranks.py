@@ -135,7 +135,7 @@ def _slowest_link(rows: Sequence[RankRow], hosts: Sequence[int], step_s: float) 
     """The host whose links in and out are slower than those between the other hosts."""
     rates: dict[tuple[int, int], float] = {}
     for row, host in zip(rows, hosts, strict=True):
-        if row.sends_to >= 0:
+        if row.sends_to >= 0 and row.sends_per_s > 0:
             edge = host, row.sends_to
             rates[edge] = max(rates.get(edge, 0.0), row.sends_per_s)
     slowest, part = -1, _SLOW_LINK
@@ -212,5 +212,5 @@ def _joined(rows: Sequence[RankRow]) -> RankRow:
         clock_error_s=max(row.clock_error_s for row in rows),
         late_slice=newest.late_slice,
         sends_to=newest.sends_to,
-        sends_per_s=median(row.sends_per_s for row in rows),
+        sends_per_s=median(row.sends_per_s for row in rows if row.sends_to == newest.sends_to),
     )

@@ -41,7 +41,8 @@ class StepParts:
 
     Attributes:
         forward_s, backward_s: computation without waits and updates. Where no read of a parameter
-            was seen, what comes before the forward pass is part of it.
+            was seen, ``forward_s`` includes what comes before the forward pass. With several
+            backward passes, all from the first gradient to the end of the last is ``backward_s``.
         loader_s: from the end of ``step()`` to the first read.
         rest_s: between the backward pass and the end of ``step()``.
         has_loader: whether a read was seen.
@@ -71,7 +72,7 @@ def parts_of(times: StepMarks) -> StepParts:
     """Returns the parts of a step that has ended."""
     begin, end = times.begin_ns, times.end_ns
     # Marks that were not seen leave an empty part; each is at or after the one before.
-    called = min(max(times.called_ns or end, begin), end)
+    called = min(max(times.called_ns or times.returned_ns or end, begin), end)
     backward = min(max(times.backward_ns or called, begin), called)
     returned = min(max(times.returned_ns or called, called), end)
     read = min(max(times.read_ns or returned, returned), end)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,9 @@ from hvd_order.engine.host_levels import hosts_of
 from hvd_order.engine.job import group_collectives
 
 __all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+T = TypeVar("T")
 
 _USUAL_PAUSE = 10  # steps
 _LEAST_S = 0.5  # between exchanges: short steps are seen less often
@@ -79,6 +83,8 @@ class RankComparison:
         self._slow = SlowRank()
         self._told = Told(host.rank == 0, host.ranks, host.job.config.report)
         self._waited: tuple[native.SliceLayout, WaitedSlices] | None = None
+        self._steps_before = 0
+        self._has_failed = False
 
     def compare(
         self,
@@ -96,55 +102,80 @@ class RankComparison:
             group: of all ranks; None: this rank is not compared.
         """
         if group is None:
-            explained = [self._explained(step, None) for step in steps]
-        else:
-            if self._rates is None:
-                self._find_hosts(group)
-            self._offset = ready_times.compare_clocks(group, self._offset)
-            explained = self._explain(steps, self._offset, group)
-        mine = self._stats_of(steps, explained, about)
-        row = self._row(explained, queued_s)
-        if group is None:
-            self._publish(mine, [mine])
+            alone = self._guarded(lambda: self._look(steps, None, queued_s, about))
+            if alone is not None:
+                _, _, mine = alone
+                self.pause = _pause(mine.step_s)
+                self._publish(mine, [mine])
             return
-        told = torch.tensor(numbers.packed(row, mine), dtype=torch.float64)
-        everyone = [
-            numbers.unpacked(values.tolist(), len(steps), mine)
-            for values in group_collectives.all_gather(told, group)
-        ]
-        self._judge(mine, everyone, explained)
+        if self._rates is None:
+            self._find_hosts(group)
+        self._offset = ready_times.compare_clocks(group, self._offset)
+        ready = [at for step in steps for at in _ready(step)]
+        found = ready_times.last_ready(ready, self._offset, self._host.rank, group)
+        local = self._guarded(lambda: self._look(steps, found, queued_s, about))
+        told = torch.zeros(numbers.count(len(steps)), dtype=torch.float64)
+        if local is not None:
+            _, row, mine = local
+            told = torch.tensor(numbers.packed(row, mine), dtype=torch.float64)
+        everyone = group_collectives.all_gather(told, group)
+        # Whatever goes wrong on this rank: all ranks must have the same.
+        self.pause = _pause(median(numbers.step_s(values.tolist()) for values in everyone))
+        if local is not None:
+            self._guarded(lambda: self._judge(everyone, *local))
+
+    def _guarded(self, work: Callable[[], T]) -> T | None:
+        """Does what other ranks do not take part in. A fault of it must not end the training: it is
+        told once.
+        """
+        try:
+            return work()
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning(
+                    "rank %d has no account of some steps: %r", self._host.job.rank, error,
+                    exc_info=error,
+                )  # fmt: skip
+            return None
 
     # ---- this rank ----------------------------------------------------------------------------
 
     def _find_hosts(self, group: dist.ProcessGroup) -> None:
         job = self._host.job
-        mine = (socket.gethostname(), job.local_rank, job.local_size, links.own_addresses())
+        own_addresses = self._guarded(links.own_addresses) or []
+        mine = (socket.gethostname(), job.local_rank, job.local_size, own_addresses)
         everyone = group_collectives.gather_objects(mine, group, "hosts")
         self._hosts = hosts_of([(name, rank, size) for name, rank, size, _ in everyone])
         self._host_names = [name for name, _, _, _ in everyone]
         own = self._hosts[self._host.rank]
-        host_of = {
-            address: host
-            for (_, _, _, addresses), host in zip(everyone, self._hosts, strict=True)
-            for address in addresses
-        }
+        host_of: dict[str, int] = {}
+        for (_, _, _, addresses), host in zip(everyone, self._hosts, strict=True):
+            for address in addresses:
+                # One that several hosts have is none by which to know them.
+                host_of[address] = host if host_of.get(address, host) == host else -1
         self._rates = links.LinkRates(host_of, own)
 
-    def _explain(
-        self, steps: Sequence[NotedStep], offset: ClockOffset, group: dist.ProcessGroup
-    ) -> list[_Explained]:
-        ready = [at for step in steps for at in _ready(step)]
-        if not ready:
-            return [self._explained(step, ([], [], [])) for step in steps]
-        found = ready_times.last_ready(ready, offset, self._host.rank, group)
+    def _look(
+        self,
+        steps: Sequence[NotedStep],
+        ready: tuple[list[int], list[int], list[int]] | None,
+        queued_s: float,
+        about: StepStats,
+    ) -> tuple[list[_Explained], RankRow, StepStats]:
         explained = []
         at = 0
         for step in steps:
             to = at + step.slices_count
-            last, place, second = (values[at:to] for values in found)
-            explained.append(self._explained(step, (last, place, second)))
+            part = None if ready is None else (ready[0][at:to], ready[1][at:to], ready[2][at:to])
+            explained.append(self._explained(step, part))
             at = to
-        return explained
+        sent = {} if self._rates is None else self._rates.sent()
+        passed = about.steps - self._steps_before
+        self._steps_before = about.steps
+        links_of = links.slowest(sent, passed * steps[-1].wire_bytes)
+        row = self._row(explained, queued_s, links_of)
+        return explained, row, self._stats_of(steps, explained, about)
 
     def _explained(
         self, step: NotedStep, ready: tuple[list[int], list[int], list[int]] | None
@@ -193,7 +224,9 @@ class RankComparison:
             clock_error_s=0.0 if self._offset is None else self._offset.error_ns / 1e9,
         )
 
-    def _row(self, explained: Sequence[_Explained], queued_s: float) -> RankRow:
+    def _row(
+        self, explained: Sequence[_Explained], queued_s: float, links_of: tuple[int, float]
+    ) -> RankRow:
         latest = [
             max(each.exposed.late_of.items(), key=_second, default=(-1, 0)) for each in explained
         ]
@@ -206,8 +239,7 @@ class RankComparison:
         late_slice = None
         if newest.last.count(own) * 2 > len(newest.last):
             late_slice = late_layer(newest.ready, newest.ready_second)
-        sent = {} if self._rates is None else self._rates.sent()
-        sends_to, sends_per_s = links.slowest(sent)
+        sends_to, sends_per_s = links_of
         return RankRow(
             step_s=[each.step_s for each in parts],
             late_s=[each.exposed.late / 1e9 for each in explained],
@@ -259,22 +291,23 @@ class RankComparison:
 
     def _judge(
         self,
-        mine: StepStats,
-        everyone: Sequence[tuple[RankRow, StepStats]],
+        told: Sequence[torch.Tensor],
         explained: Sequence[_Explained],
+        row: RankRow,
+        mine: StepStats,
     ) -> None:
-        step_s = median(stats.step_s for _, stats in everyone)
-        if step_s > 0:
-            steps = math.ceil(_LEAST_S / step_s)
-            self.pause = min(max(steps, _USUAL_PAUSE), _LONGEST_PAUSE)
+        everyone = [numbers.unpacked(values.tolist(), len(row.step_s), mine) for values in told]
+        if not all(stats.step_s > 0 for _, stats in everyone):
+            return  # a rank has no account
         news = self._slow.seen([row for row, _ in everyone], self._hosts)
         slow = self._slow.present
         if slow is not None and slow.host >= 0:
             slow = self._with_faster_link(slow, explained)
             news = [(slow if begins else each, begins) for each, begins in news]
-        found: dict[str, Any] = {}
+        error_s = max(each.clock_error_s for each, _ in everyone)
+        found: dict[str, Any] = {"clock_error_s": error_s}
         if slow is not None:
-            found = {
+            found |= {
                 "slow_rank": self._host.ranks[slow.place],
                 "slow_cause": slow.cause,
                 "slow_detail": self._detail(slow.late_slice, slow.host),
@@ -285,7 +318,7 @@ class RankComparison:
         self._publish(replace(mine, **found), all_stats)
         for each, begins in news:
             detail = self._detail(each.late_slice, each.host)
-            self._told.slow(each, begins, self._host_names[each.place], detail, mine.clock_error_s)
+            self._told.slow(each, begins, self._host_names[each.place], detail, error_s)
 
     def _detail(self, late_slice: int, host: int) -> str:
         """The layer from which on a rank is late, or the host of a link."""
@@ -300,6 +333,11 @@ class RankComparison:
         names = self._host_names if len(everyone) > 1 else [socket.gethostname()]
         publish(StepReport(self._key, mine, everyone, ranks, names))
         self._told.stats(mine, everyone)
+
+
+def _pause(step_s: float) -> int:
+    steps = math.ceil(_LEAST_S / step_s) if step_s > 0 else 0
+    return min(max(steps, _USUAL_PAUSE), _LONGEST_PAUSE)
 
 
 def _ready(step: NotedStep) -> Sequence[int]:

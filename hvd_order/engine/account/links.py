@@ -20,8 +20,8 @@ __all__: list[str] = []
 
 _BYTES_ACKED, _BUSY_TIME = 120, 168  # offsets within struct tcp_info (linux/tcp.h)
 _SIZE = 192  # up to tcpi_sndbuf_limited
-_LEAST_BUSY_S = 1e-3  # below that a rate says nothing
-_LEAST_PART = 0.1  # of all bytes
+_LEAST_BUSY_S = 0.05  # the kernel counts ticks of up to 10 ms
+_LEAST_PART = 0.1  # of the bytes that would have been sent if gradients went this way
 
 Sent = tuple[int, float]
 """Bytes, and seconds during which there was something to send."""
@@ -71,8 +71,9 @@ def _counters() -> dict[tuple[str, int, int], tuple[int, int, int]]:
 
 
 def own_addresses() -> list[str]:
-    """The addresses under which this process has connections."""
-    return sorted({own for _, _, (own, _) in _connections()})
+    """The addresses under which this process has connections, but those of loopback."""
+    own = {address for _, _, (address, _) in _connections()}
+    return sorted(address for address in own if not address.startswith("127.") and address != "::1")
 
 
 class LinkRates:
@@ -107,16 +108,18 @@ class LinkRates:
         return dict(sent)
 
 
-def slowest(sent: Mapping[int, Sent]) -> tuple[int, float]:
+def slowest(sent: Mapping[int, Sent], gradients: int) -> tuple[int, float]:
     """Returns the host to which this process sends slowest, and bytes per second while it does; -1
     and 0 if nothing is known. Hosts that get few of the bytes do not count: the rate of small
-    messages is that of latency.
+    messages is that of latency, and gradients may go another way (RDMA, other ranks of this host).
+
+    Args:
+        gradients: bytes of the gradients of all steps since the last look.
     """
-    whole = sum(size for host, (size, _) in sent.items() if host >= 0)
     per_s = {
         host: size / busy_s
         for host, (size, busy_s) in sent.items()
-        if host >= 0 and size >= _LEAST_PART * whole and busy_s >= _LEAST_BUSY_S
+        if host >= 0 and size >= max(_LEAST_PART * gradients, 1) and busy_s >= _LEAST_BUSY_S
     }
     host = min(per_s, key=per_s.__getitem__, default=-1)
     return host, per_s.get(host, 0.0)

@@ -19,6 +19,16 @@ _BY_STEP = ("step_s", "late_s", "latest", "latest_s", "saved_s")
 _WHOLE = {"late_slice", "sends_to", "latest"}
 
 
+def count(steps: int) -> int:
+    """How many numbers `packed` returns for a row of so many steps."""
+    return len(_STATS) + len(_PARTS) + len(_SCALARS) + steps * len(_BY_STEP)
+
+
+def step_s(values: Sequence[float]) -> float:
+    """The step of the rank whose numbers were `packed`."""
+    return values[_STATS.index("step_s")]
+
+
 def packed(row: RankRow, stats: StepStats) -> list[float]:
     """Returns the numbers of both."""
     return [

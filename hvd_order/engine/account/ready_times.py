@@ -46,6 +46,8 @@ def last_ready(
     Returns:
         Times in ns of this rank's clock, to a microsecond; 0 where no rank knows.
     """
+    if not ready:
+        return [], [], []
     shift = round(offset.ns)
     # One number holds time and rank, so that one maximum finds both.
     mine = torch.tensor(

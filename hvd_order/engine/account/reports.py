@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from hvd_order.base.account.step_stats import StepStats
 
-__all__: list[str] = []
+__all__ = ["MOST_OPTIMIZERS", "StepReport", "on_report", "publish"]
+
+MOST_OPTIMIZERS = 16
+"""Whose newest reports a subscriber keeps: a program may make optimizers without end."""
 
 _log = logging.getLogger("hvd_order")
 

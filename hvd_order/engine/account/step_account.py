@@ -5,19 +5,19 @@ ranks exchange them, on the thread of the collective queue while the training go
 
 * the passages of three tiny all-reduces, which compare the clocks (clock_offset.py);
 * for each slice of these steps, when it was ready: two all-reduces of one maximum, 8 bytes a slice;
-* a row of numbers of each rank (`_Row`).
-
-Through any rank go some 16 bytes a slice and 50 + 4 ranks bytes a step, whatever the size of the
-model.
+* a row of numbers of each rank (numbers.py), 62 bytes a step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from hvd_order.base.account.step_stats import StepStats
+from hvd_order.base.errors import HorovodInternalError
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.engine.account.comparison import RankComparison
 from hvd_order.engine.account.noted_step import NotedStep
@@ -68,7 +68,7 @@ class StepAccount:
         self._steps += 1
         if self._off or self._steps < self._last + self._pause:
             return
-        self.settle()
+        self._settle()
         steps = self._of_exchange()
         queued_s, queued_ns = 0.0, queued()
         if queued_ns is not None and self._queued_ns is not None:
@@ -89,7 +89,10 @@ class StepAccount:
         if not steps:
             return
         if self._talks:
-            self._under_way = self._channel.begin("the account of steps", compare)
+            self._under_way = handle = self._channel.begin("the account of steps", compare)
+            # For an optimizer that is dropped before its next exchange.
+            self._forget = weakref.finalize(self, self._channel.forget, handle)
+            self._forget.atexit = False
         else:
             compare(None)
 
@@ -105,11 +108,17 @@ class StepAccount:
         self._recorded.clear()
         return steps[::-1]
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Waits for the exchange under way. Raises its error."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
+            self._forget.detach()
             self._channel.end(under_way)
+
+    def end(self) -> None:
+        """Waits for the exchange under way; no step follows, so nobody misses what it finds."""
+        with contextlib.suppress(HorovodInternalError):
+            self._settle()
 
     @property
     def stats(self) -> StepStats:

@@ -67,7 +67,7 @@ class Told:
             why += f", from the gradient of {detail} on"
         _log.warning(
             "%s holds up the other ranks: %s. It costs %.0f of %.0f ms of each step (%.0f ms "
-            "without it; clocks were compared to %.2g ms); `optimizer.stats()` has the parts",
+            "without it; clocks were compared to %.3g ms); `optimizer.stats()` has the parts",
             who, why, 1e3 * found.delay_s, 1e3 * found.step_s,
             1e3 * (found.step_s - found.delay_s), 1e3 * clock_error_s,
         )  # fmt: skip

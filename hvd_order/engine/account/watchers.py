@@ -21,7 +21,8 @@ def begin(job: Job) -> None:
     Raises:
         InvalidUsage: it cannot begin here; says why, and what to do.
     """
-    if job.config.metrics is not None:
-        WATCHERS.find("metrics")(job)
+    # First what all ranks take part in: the other one may fail on a single rank.
     if job.config.watch and job.store is not None:
         WATCHERS.find("channel")(job)
+    if job.config.metrics is not None:
+        WATCHERS.find("metrics")(job)

@@ -149,6 +149,11 @@ class CollectiveQueue:
         with self._lock:
             return handle in self._requests
 
+    def forget(self, handle: int) -> None:
+        """Forgets a request whose end nobody waits for; it still runs."""
+        with self._lock:
+            self._requests.pop(handle, None)
+
     def poll(self, handle: int) -> bool:
         """Returns whether `synchronize` would return at once.
 

@@ -79,7 +79,7 @@ class Gathering:
     """
 
     def __init__(self, size: int, send: Send) -> None:
-        """Asks for the clocks of all ranks; does not wait.
+        """Asks nothing yet.
 
         Args:
             size: ranks of the job.
@@ -89,9 +89,9 @@ class Gathering:
         self._peers = {rank: _TracedPeer() for rank in range(1, size)}
         self._gone: set[int] = set()
         self._changed = threading.Condition()
-        self._ask_clocks()
 
-    def _ask_clocks(self) -> None:
+    def ask_clocks(self) -> None:
+        """Asks for the clocks of all ranks; does not wait."""
         with self._changed:
             for rank, peer in self._peers.items():
                 peer.mine, peer.of_rank_0, peer.answers_due = [], [], _ROUNDS
@@ -143,7 +143,7 @@ class Gathering:
 
         Waits some seconds at most after the last message.
         """
-        self._ask_clocks()
+        self.ask_clocks()
         with self._changed:
             self._wait(lambda peer: not peer.answers_due, _CLOCK_S)
             # Most programs stop the recording on all ranks; then none loses its last events.

@@ -253,13 +253,13 @@ class GradientExchange:
         with self._lock:
             optimizer = self._optimizer()
             assert optimizer is not None
-            self._recorder.call_step()
             self._transfer.streams.follow()
             self._use.check_step()
             if self._gradients.broken and self._gradients.were_cleared():
                 self._gradients.give_up()  # and this rank has no gradients of the next one
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
+            self._recorder.call_step()
             self._gradients.check_hooks()
             self._norms.close()
             self._gradients.send_remaining(self._guard)
@@ -454,8 +454,8 @@ class GradientExchange:
         """Applies deferred updates and leaves ordinary parameters; no step will follow."""
         with self._lock:
             self.flush()
-            self._account.settle()
             self._warm_up.end(self._table.entries)
+            self._account.end()
 
     def hold(self) -> None:
         """Blocks other threads from the exchange, once they have left it."""

@@ -34,14 +34,15 @@ class StepRecorder:
             return  # it was given up: its time belongs to the step that follows
         now = time.monotonic_ns()
         if self._has_ended and self._account.wants:
+            slices = len(self._model.layout.slices)
             self._times.end_ns = now
             self._times.read_ns = self._times.read_ns or self._cleared_ns
             self._account.record(
                 NotedStep(
                     self._times,
                     self._model.layout,
-                    self._model.slice_times(),
-                    len(self._model.layout.slices),
+                    self._model.slice_times().ljust(24 * slices, b"\0"),  # some never came
+                    slices,
                     self._model.wire_bytes,
                 )
             )

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from hvd_order._native import _torch as native
+from hvd_order.base.account.step_stats import StepStats
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine import engine_host, live_exchanges
 from hvd_order.engine.job import process
@@ -96,6 +97,10 @@ class _NoExchange:
 
     def flush(self) -> None:
         """Does nothing: the fork has applied all updates."""
+
+    def stats(self) -> StepStats:
+        """Zeros: the child takes no steps."""
+        return StepStats()
 
     def before_zero_grad(self, set_to_none: bool) -> None:
         """Does nothing, like `flush`."""

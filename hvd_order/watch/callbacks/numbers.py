@@ -24,7 +24,7 @@ def numbers_of(optimizers: Sequence[Any]) -> dict[str, float]:
         while not hasattr(optimizer, "stats") and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
         stats = optimizer.stats() if hasattr(optimizer, "stats") else None
-        if stats is not None and stats.steps:
+        if stats is not None and stats.step_s > 0:
             prefix = f"hvd_order/{place}/" if place else "hvd_order/"
             numbers |= {prefix + name: value for name, value in stats.as_dict().items()}
     return numbers

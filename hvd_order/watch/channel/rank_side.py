@@ -26,7 +26,7 @@ import hvd_order
 from hvd_order.base.bounded import answer_s, within
 from hvd_order.base.errors import NotTrusted
 from hvd_order.base.store_errors import first_line
-from hvd_order.engine.account.reports import StepReport, on_report
+from hvd_order.engine.account.reports import MOST_OPTIMIZERS, StepReport, on_report
 from hvd_order.engine.account.watchers import WATCHERS
 from hvd_order.engine.job import activity, group_collectives
 from hvd_order.engine.job.job import Job
@@ -49,6 +49,7 @@ _log = logging.getLogger("hvd_order")
 _LOOK_S = 1.0
 _LOOKS_A_SECOND = 100  # of all ranks together
 _PARTING_S = 5.0  # for a thread that may wait for a stopped store
+_MOST_QUESTIONS = 8  # at a time
 _FRAMES = 40  # of a stack, the innermost
 
 
@@ -131,7 +132,10 @@ class _Channel:
 
     def _take(self, report: StepReport) -> None:
         with self._lock:
+            self._newest.pop(report.key, None)
             self._newest[report.key] = report
+            while len(self._newest) > MOST_OPTIMIZERS:
+                self._newest.pop(next(iter(self._newest)))
             self._is_new = True
 
     def _run(self) -> None:
@@ -169,15 +173,16 @@ class _Channel:
             self._leave(store, self._names.report, note)
 
     def _answer(self, store: Store) -> None:
-        number = store.add(self._names.questions, 0)
-        question = self._names.question(number)
-        if number <= self._answered or not store.check([question]):
-            return
-        self._answered = number
-        with contextlib.suppress(NotTrusted):  # a stranger's; he learns nothing
-            opened(self._key, question, store.get(question))
-            place = PlaceNote(_own_frame(), activity.now(), _stacks())
-            self._leave(store, self._names.answer(number, self._job.rank), place)
+        newest = store.add(self._names.questions, 0)
+        first, self._answered = max(self._answered + 1, newest - _MOST_QUESTIONS + 1), newest
+        for number in range(first, newest + 1):
+            question = self._names.question(number)
+            if not store.check([question]):
+                continue  # its tool does not wait any more
+            with contextlib.suppress(NotTrusted):  # a stranger's; he learns nothing
+                opened(self._key, question, store.get(question))
+                place = PlaceNote(_own_frame(), activity.now() or _own_wait(), _stacks())
+                self._leave(store, self._names.answer(number, self._job.rank), place)
 
 
 _NOT_THE_PROGRAMS = (
@@ -193,6 +198,14 @@ def _own_frame() -> str:
     own = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_PROGRAMS)]
     found = (own or stack)[-1:]
     return f"{found[0].filename}:{found[0].lineno} {found[0].name}" if found else "nowhere"
+
+
+def _own_wait() -> str:
+    """That the main thread waits for a gradient, if it does."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    is_wait = main is not None and main.f_code.co_name in ("wait", "wait_on_host")
+    is_ours = main is not None and main.f_code.co_filename.startswith(_NOT_THE_PROGRAMS[0])
+    return "waits for the sum of a gradient" if is_wait and is_ours else ""
 
 
 def _stacks() -> dict[str, list[str]]:

@@ -110,16 +110,22 @@ class JobView:
                 f"the ranks that meet at {store} show nothing: the job is still in init(), it has "
                 "HVD_ORDER_WATCH=0, or it is none of hvd_order"
             )
+        self._find()
+
+    def _find(self) -> None:
+        """Finds the present job: an elastic one begins anew in its store."""
         name = self._asked(lambda: self._store.get(NEWEST))
         self._names = Names(name.decode(errors="replace"))
 
     def job(self) -> JobNote:
         """Returns the job's ranks."""
+        self._find()
         record = self._asked(lambda: self._store.get(self._names.job))
         return JobNote.of(opened(self._key, self._names.job, record))
 
     def report(self) -> ReportNote | None:
         """Returns the newest reports; None: there is none so far."""
+        self._find()
         name = self._names.report
         if not self._asked(lambda: self._store.check([name])):
             return None
@@ -133,7 +139,8 @@ class JobView:
         record = signed(self._key, question, {"what": "where"})
         self._asked(lambda: self._store.set(question, record))
         answers: dict[int, PlaceNote] = {}
-        deadline = time.monotonic() + timeout_s
+        # Many ranks look for questions less often (rank_side.py).
+        deadline = time.monotonic() + max(timeout_s, size / 100 + 1)
         while len(answers) < size and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             for rank in [rank for rank in range(size) if rank not in answers]:
@@ -141,6 +148,8 @@ class JobView:
                 if self._asked(lambda name=name: self._store.check([name])):  # type: ignore[misc]
                     record_of = self._asked(lambda name=name: self._store.get(name))  # type: ignore[misc]
                     answers[rank] = PlaceNote.of(opened(self._key, name, record_of))
+        for name in (question, *(self._names.answer(number, rank) for rank in answers)):
+            self._asked(lambda name=name: self._store.delete_key(name))  # type: ignore[misc]
         return answers
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:

@@ -118,9 +118,10 @@ def _summary(places: Mapping[int, PlaceNote], silent: Mapping[int, str]) -> list
         at["give no answer"] = sorted(silent)
     groups = sorted(at.items(), key=lambda item: -len(item[1]))
     lines = [f"{_named(ranks)}: {where}" for where, ranks in groups]
-    if len(groups) > 1:
-        few = groups[-1][1]
-        lines.append(f"The others may wait for {_named(few)}: look there first.")
+    waiting = {rank for rank, place in places.items() if place.waits}
+    others = sorted({*places, *silent} - waiting)
+    if waiting and others:
+        lines.append(f"The others may wait for {_named(others)}: look there first.")
     return lines
 
 

@@ -149,7 +149,7 @@ def _bar(stats: StepStats) -> Text:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.2g}"
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def _bytes(count: int) -> str:

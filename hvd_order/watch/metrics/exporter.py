@@ -12,7 +12,7 @@ from typing import Any
 
 from hvd_order.base.config.metrics_place import MetricsPlace, metrics_place
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.engine.account.reports import StepReport, on_report
+from hvd_order.engine.account.reports import MOST_OPTIMIZERS, StepReport, on_report
 from hvd_order.engine.account.watchers import WATCHERS
 from hvd_order.engine.job.job import Job
 from hvd_order.watch.metrics.names import METRICS, Metric
@@ -45,24 +45,30 @@ class _RankMetrics(Collector):
     def take(self, report: StepReport) -> None:
         """Replaces the report of this optimizer."""
         with self._lock:
+            self._newest.pop(report.key, None)
             self._newest[report.key] = report
+            while len(self._newest) > MOST_OPTIMIZERS:  # the others have ended long ago
+                self._newest.pop(next(iter(self._newest)))
 
     def collect(self) -> Iterator[Family]:
         """Yields the metrics; each has its samples of all optimizers."""
         with self._lock:
             newest = dict(self._newest)
         for metric in METRICS:
-            if newest and (self._rank == 0 or not metric.of_rank_0):
-                yield self._family(metric, newest)
+            told = {
+                key: report
+                for key, report in newest.items()
+                if not metric.of_rank_0 or report.ranks[0] == self._rank
+            }
+            if told:
+                yield self._family(metric, told, several=len(newest) > 1)
 
-    def _family(self, metric: Metric, newest: dict[str, StepReport]) -> Family:
+    def _family(self, metric: Metric, told: dict[str, StepReport], several: bool) -> Family:
         own = [metric.label] if metric.label else []
-        several = ["optimizer"] if len(newest) > 1 else []
         kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        family: Family = kind(
-            metric.full_name, metric.help, labels=["rank", "host", *several, *own]
-        )
-        for key, report in newest.items():
+        labels = ["rank", "host", *(["optimizer"] if several else []), *own]
+        family: Family = kind(metric.full_name, metric.help, labels=labels)
+        for key, report in told.items():
             rank = [str(self._rank), self._host, *([key] if several else [])]
             for value_of_label, value in metric.samples(report.mine).items():
                 family.add_metric(  # type: ignore[attr-defined]
@@ -109,6 +115,9 @@ def _serve(job: Job, place: MetricsPlace, registry: Any) -> Any:
         if job.is_forked:
             return  # the thread that would answer is the parent's
         server.shutdown()
+        # Processes that were forked meanwhile (loaders) have the socket as well: nobody listens.
+        with contextlib.suppress(OSError):
+            server.socket.shutdown(socket.SHUT_RDWR)
         server.server_close()
         thread.join()
 

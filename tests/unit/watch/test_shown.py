@@ -66,4 +66,5 @@ def test_the_odd_rank_stands_out() -> None:
     lines = places._summary(found, {6: "py-spy ..."})
     assert lines[0] == "ranks 0-2, 4-5: train.py:3 main, and waits in the collective loss"
     assert set(lines[1:3]) == {"rank 3: data.py:9 load", "rank 6: give no answer"}
-    assert "may wait for rank " in lines[3]
+    assert lines[3] == "The others may wait for ranks 3, 6: look there first."
+    assert len(places._summary({0: loads, 1: loads}, {})) == 1  # nobody waits
