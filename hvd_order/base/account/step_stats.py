@@ -10,10 +10,10 @@ __all__ = ["StepStats"]
 
 @dataclass(frozen=True)
 class StepStats:
-    """Where the time of this rank's steps goes, and which rank is slow. Medians of the last steps.
+    """Where the time of this rank's steps goes, and which rank is slow.
 
-    Times are seconds. ``compute_s + late_s + queue_s + transfer_s + update_s + host_s`` is the step
-    for every single step; medians of parts need not add up to the median of the step.
+    Times are seconds: means of the last ten steps without the shortest and longest quarter.
+    ``compute_s + late_s + queue_s + transfer_s + update_s + host_s`` is ``step_s``.
 
     Attributes:
         steps: steps of this optimizer so far.

@@ -8,7 +8,7 @@ import socket
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import torch
@@ -196,11 +196,17 @@ class RankComparison:
     def _stats_of(
         self, steps: Sequence[NotedStep], explained: Sequence[_Explained], about: StepStats
     ) -> StepStats:
+        # Means over the same steps, so that the parts add up to the step; neither the shortest nor
+        # the longest ones.
+        by_length = sorted(explained, key=lambda each: each.parts.step_s)
+        outside = len(by_length) // 4
+        middle = by_length[outside : len(by_length) - outside]
+
         def usual(value: str) -> float:
-            return float(median(getattr(each.parts, value) for each in explained))
+            return fmean(getattr(each.parts, value) for each in middle)
 
         def exposed_s(value: str) -> float:
-            return float(median(getattr(each.exposed, value) for each in explained)) / 1e9
+            return fmean(getattr(each.exposed, value) for each in middle) / 1e9
 
         newest = explained[-1].times
         travelled = [

@@ -17,6 +17,7 @@ import hvd_order.torch as hvd
 from hvd_order.base.account.step_stats import StepStats
 
 LAYERS, PASS_S = 6, 0.01  # of each layer, forward as well as backward
+MORE_S = 0.15  # of the slow rank
 
 
 class Takes(torch.autograd.Function):
@@ -73,13 +74,13 @@ def parts() -> Seen:
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
     )
     hvd.broadcast_parameters(model.state_dict(), 0)
-    whole = dict.fromkeys(range(LAYERS), 0.12 / LAYERS)
+    whole = dict.fromkeys(range(LAYERS), MORE_S / LAYERS)
     parts = [
         (20, {}, 0.0),
         (40, whole if hvd.rank() == 1 else {}, 0.0),
         (40, {}, 0.0),
-        (40, {}, 0.12 if hvd.rank() == 2 else 0.0),
-        (40, {3: 0.12} if hvd.rank() == 1 else {}, 0.0),
+        (40, {}, MORE_S if hvd.rank() == 2 else 0.0),
+        (40, {3: MORE_S} if hvd.rank() == 1 else {}, 0.0),
     ]
     seen = Seen([], [], [])
     for steps, late, loader_s in parts:
@@ -103,7 +104,7 @@ def test_who_is_slow_and_why(ranks: RankFactory) -> None:
     for seen in of_ranks:
         for part in seen.stats[1:]:
             parts = part.compute_s + part.exposed_s + part.update_s + part.host_s
-            assert parts == pytest.approx(part.step_s, rel=0.1)  # medians
+            assert parts == pytest.approx(part.step_s)
     # The machine may be busy and slow other ranks as well, at other times: only what was done here
     # is asked for.
     slow = {1: (1, "backward pass"), 3: (2, "loader"), 4: (1, "backward pass")}
@@ -118,11 +119,11 @@ def test_who_is_slow_and_why(ranks: RankFactory) -> None:
     assert any("layers.3" in each for each in of_ranks[0].messages[4])
     assert not any("hold" in each for part in of_ranks[1].messages for each in part)
     for part in (1, 3, 4):
-        # At least the sleep. Of what the busy machine adds the test knows nothing.
-        assert 0.1 < stats[part].slow_s < of_ranks[0].took_s[part]
-        assert stats[part].late_s > 0.1  # rank 0 waits for the slow rank
-        assert stats[part].without_s < of_ranks[0].took_s[part] - 0.1
-    assert stats[3].loader_s < 0.1 < of_ranks[2].stats[3].loader_s
+        # Most of the sleep: what delays rank 0 meanwhile on a busy machine, it need not wait for.
+        assert MORE_S / 2 < stats[part].slow_s < of_ranks[0].took_s[part]
+        assert stats[part].late_s > MORE_S / 2
+        assert stats[part].without_s < of_ranks[0].took_s[part] - MORE_S / 2
+    assert stats[3].loader_s < MORE_S / 2 < of_ranks[2].stats[3].loader_s
 
 
 def body_line() -> tuple[list[str], StepStats]:
