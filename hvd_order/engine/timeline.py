@@ -50,6 +50,7 @@ class _JobTimeline:
         self.gathering: Gathering | None = None
         self._lock = threading.Lock()  # guards the end of a recording
         self._sending: threading.Thread | None = None
+        self._is_sending = False  # this rank's part, after the end of its recording
         job.part(Engines).before_close(self.stop)
         job.part(Queues)  # so that its messages can be sent until this has ended
         job.on_shutdown(self._close)
@@ -78,6 +79,7 @@ class _JobTimeline:
             recording = self.recording
             if recording is None or (until_ns is not None and recording.begin_ns > until_ns):
                 return None
+            self._is_sending = recording.is_of_all_ranks and self._job.rank != 0
             self.recording = None
             engines = self._job.part(Engines)
             engines.record(False)
@@ -108,6 +110,7 @@ class _JobTimeline:
         if negotiation is not None:
             for message in pieces(part):
                 negotiation.send(message)
+        self._is_sending = False
 
     def answer(self, until_ns: int) -> None:
         """Ends the recording, as rank 0 asks, and sends the part; does not wait."""
@@ -122,9 +125,9 @@ class _JobTimeline:
 
     @property
     def records_for_all(self) -> bool:
-        """Whether this rank records a part of a file of all ranks."""
+        """Whether this rank records a part of a file of all ranks, or has yet to send it."""
         recording = self.recording
-        return recording is not None and recording.is_of_all_ranks
+        return self._is_sending or (recording is not None and recording.is_of_all_ranks)
 
     def _close(self) -> None:
         """Ends what is in progress; the recording, too, in a process without an engine."""

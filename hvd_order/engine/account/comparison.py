@@ -110,8 +110,15 @@ class RankComparison:
             return
         if self._rates is None:
             self._find_hosts(group)
-        self._offset = ready_times.compare_clocks(group, self._offset)
         ready = [at for step in steps for at in _ready(step)]
+        # The count tells apart ranks with other numbers of steps, too.
+        self._offset, alike = ready_times.compare_clocks(
+            group, self._offset, len(ready) * _LONGEST_PAUSE + len(steps)
+        )
+        if not alike:
+            _log.warning("ranks noted different steps: no account of them")
+        if not alike or not steps:
+            return
         found = ready_times.last_ready(ready, self._offset, self._host.rank, group)
         local = self._guarded(lambda: self._look(steps, found, queued_s, about))
         told = torch.zeros(numbers.count(len(steps)), dtype=torch.float64)

@@ -19,17 +19,28 @@ _PLACES = 1 << _PLACE_BITS
 _MAX = dist.ReduceOp.MAX
 
 
-def compare_clocks(group: dist.ProcessGroup, before: ClockOffset | None) -> ClockOffset:
-    """Compares this rank's clock with rank 0's. Collective."""
+def compare_clocks(
+    group: dist.ProcessGroup, before: ClockOffset | None, count: int
+) -> tuple[ClockOffset, bool]:
+    """Compares this rank's clock with rank 0's. Collective.
+
+    Args:
+        count: of what will be compared next.
+
+    Returns:
+        The offset, and whether all ranks have the same count: Gloo ends a process that is sent
+        more than it expects.
+    """
     mine: list[Passage] = []
-    nothing = torch.zeros(1, dtype=torch.int64)
+    counts = torch.tensor([count, -count])
     for _ in range(_PASSAGES):
         entered = time.monotonic_ns()
-        group_collectives.all_reduce(nothing, group)
+        group_collectives.all_reduce(counts, group, _MAX)
         mine.append((entered, time.monotonic_ns()))
+    most, least = counts[0].item(), -counts[1].item()
     of_rank_0 = torch.tensor(mine)
     group_collectives.broadcast(of_rank_0, 0, group)
-    return clock_offset(mine, [(a, b) for a, b in of_rank_0.tolist()], before)
+    return clock_offset(mine, [(a, b) for a, b in of_rank_0.tolist()], before), most == least
 
 
 def last_ready(

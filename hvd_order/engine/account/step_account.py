@@ -86,14 +86,12 @@ class StepAccount:
         self._last = self._steps
         # Of the exchange before, which has ended on all ranks: they have the same number.
         self._pause = self._comparison.pause
-        if not steps:
-            return
         if self._talks:
             self._under_way = handle = self._channel.begin("the account of steps", compare)
             # For an optimizer that is dropped before its next exchange.
             self._forget = weakref.finalize(self, self._channel.forget, handle)
             self._forget.atexit = False
-        else:
+        elif steps:
             compare(None)
 
     def _of_exchange(self) -> list[NotedStep]:

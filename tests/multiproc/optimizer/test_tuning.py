@@ -98,6 +98,7 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
     assert choices[-1] in choices[2:-A_FEW_STEPS]
     for ours, plain in zip(weights, one_process(2, len(choices)), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
+    assert len(lines) == 2, lines
     chosen, gain = lines  # the choice, and what order can gain here
     assert chosen.startswith("chosen: slices of")
     assert gain.startswith("a step takes")
