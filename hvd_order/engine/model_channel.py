@@ -97,8 +97,8 @@ class ModelChannel:
         return self._queue.submit(request)
 
     def end(self, handle: int) -> None:
-        """Waits for what `begin` has begun. Raises its error, as `together` does."""
-        with self._told_to_engine(), activity.waiting("waits for the other ranks: their accounts"):
+        """Waits for what `begin` has begun. Raises its error; the engine goes on."""
+        with activity.waiting("waits for the other ranks: their accounts"):
             self._queue.synchronize(handle)
 
     def forget(self, handle: int) -> None:

@@ -11,10 +11,13 @@ ranks exchange them, on the thread of the collective queue while the training go
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+
+import torch.distributed as dist
 
 from hvd_order.base.account.step_stats import StepStats
 from hvd_order.base.errors import HorovodInternalError
@@ -24,6 +27,8 @@ from hvd_order.engine.account.noted_step import NotedStep
 from hvd_order.engine.model_channel import ModelChannel
 
 __all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
 
 _STEPS = 10  # that an exchange is about
 _MOST_SLICES = 1 << 15  # that an exchange is about; fewer steps of a model with more slices
@@ -68,7 +73,8 @@ class StepAccount:
         self._steps += 1
         if self._off or self._steps < self._last + self._pause:
             return
-        self._settle()
+        if not self._goes_on(self._settle):
+            return
         steps = self._of_exchange()
         queued_s, queued_ns = 0.0, queued()
         if queued_ns is not None and self._queued_ns is not None:
@@ -87,10 +93,7 @@ class StepAccount:
         # Of the exchange before, which has ended on all ranks: they have the same number.
         self._pause = self._comparison.pause
         if self._talks:
-            self._under_way = handle = self._channel.begin("the account of steps", compare)
-            # For an optimizer that is dropped before its next exchange.
-            self._forget = weakref.finalize(self, self._channel.forget, handle)
-            self._forget.atexit = False
+            self._goes_on(partial(self._begin, compare))
         elif steps:
             compare(None)
 
@@ -106,17 +109,34 @@ class StepAccount:
         self._recorded.clear()
         return steps[::-1]
 
+    def end(self) -> None:
+        """Waits for the exchange under way; no step follows, so nobody misses what it finds."""
+        with contextlib.suppress(HorovodInternalError):
+            self._settle()
+
+    def _begin(self, compare: Callable[[dist.ProcessGroup], None]) -> None:
+        self._under_way = handle = self._channel.begin("the account of steps", compare)
+        # For an optimizer that is dropped before its next exchange.
+        self._forget = weakref.finalize(self, self._channel.forget, handle)
+        self._forget.atexit = False
+
     def _settle(self) -> None:
-        """Waits for the exchange under way. Raises its error."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             self._forget.detach()
             self._channel.end(under_way)
 
-    def end(self) -> None:
-        """Waits for the exchange under way; no step follows, so nobody misses what it finds."""
-        with contextlib.suppress(HorovodInternalError):
-            self._settle()
+    def _goes_on(self, work: Callable[[], None]) -> bool:
+        """Ends the account, and not the training, if a rank takes no part any more: one that has
+        taken its last step may leave. Raises the engine's failure, if it has failed.
+        """
+        try:
+            work()
+        except HorovodInternalError as error:
+            self._channel.host.engine.check()
+            self._off = True
+            _log.debug("rank %d: no account any more: %s", self._channel.host.job.rank, error)
+        return not self._off
 
     @property
     def stats(self) -> StepStats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,34 @@ def test_a_line_every_so_many_steps(two_ranks: RankPool) -> None:
     assert stats.steps == 25
     assert stats.as_dict()["wire_bytes"] >= 32
     assert all(isinstance(value, float) for value in stats.as_dict().values())
+
+
+def body_leaves(left: Path) -> float:
+    with new_job({"HVD_ORDER_SLICE_BYTES": "65536"}):  # no trials, for which rank 0 would wait
+        weight = train_until_the_ranks_compare(left)
+        if hvd.rank() == 0:
+            hvd.shutdown()
+            left.touch()
+        return weight
+
+
+def train_until_the_ranks_compare(left: Path) -> float:
+    """Rank 1 takes the last step after rank 0 has dropped its optimizer and left."""
+    weight = nn.Parameter(torch.zeros(8))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("w", weight)])
+    for step in range(10):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        deadline = time.monotonic() + 20
+        while step == 9 and hvd.rank() == 1 and not left.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        optimizer.step()
+    return float(weight.detach()[0])
+
+
+def test_a_rank_may_leave_before_the_others_have_compared_their_last_step(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    for weight in two_ranks.run(body_leaves, tmp_path / "left"):
+        assert weight == pytest.approx(-1.0)
