@@ -1,5 +1,7 @@
 #include "torch/c10d/c10d_control.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -113,6 +115,7 @@ void C10dControl::post(Rank to, const ControlMessage& message) {
   const std::scoped_lock sending(sending_);
   for (at::Tensor& content : framesOf(message)) {
     std::vector<at::Tensor> frame{std::move(content)};
+    const at::DisableRecordFunctionGuard unseen; // see TorchTransport::issue
     c10::intrusive_ptr<c10d::Work> work = group_->send(frame, to, tag);
     const std::scoped_lock lock(postedMutex_);
     posted_.push_back(std::move(work));

@@ -1,6 +1,7 @@
 #include "torch/c10d/torch_transport.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
@@ -233,6 +234,9 @@ void TorchTransport::onEnqueued(const Enqueued& enqueued) {
 }
 
 void TorchTransport::issue(SliceKey key, const Slice& slice, Done done) {
+  // A profiler of this thread would be told of the end by another one, perhaps after its own end:
+  // that writes into memory that it has freed.
+  const at::DisableRecordFunctionGuard unseen;
   const std::shared_ptr<ModelViews> model = modelOf(key.model);
   const NamedView& view = model->slices.at(key.index);
   const auto enqueued = [this, key, model](std::shared_ptr<StreamEvent> event) {
