@@ -218,7 +218,6 @@ def row(rank: int, steps: int, numbers: random.Random, slow: int = -1, **more: f
     }
     return RankRow(
         step_s=[0.1 * numbers.uniform(0.95, 1.05) for _ in range(steps)],
-        late_s=late,
         latest=[who if who != rank else -1 for who in latest],
         latest_s=late,
         saved_s=late,

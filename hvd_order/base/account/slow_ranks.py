@@ -17,7 +17,7 @@ WINDOW = 20  # steps
 _SLOW = 0.10  # of the step
 _WELL = 0.05
 _SLOW_LINK = 0.6  # of the rate between the other hosts
-_SENDER = 0.55
+_SENDER = 0.55  # weight of what a host sends; the rest is that of what it receives
 _ON_CORES = 0.5  # of the delay, that threads have waited for a core
 
 
@@ -26,7 +26,7 @@ class RankRow:
     """What one rank has seen in some steps.
 
     Attributes:
-        step_s, late_s: by step, the step, and what it waited for late ranks.
+        step_s: by step.
         latest, latest_s, saved_s: by step, the rank (place) that it waited for most, how long, and
             by how much the step would be shorter without this delay (`replay.saved_ns`).
         parts_s: medians by name, in the order of a step: "backward pass", "host", "update",
@@ -40,7 +40,6 @@ class RankRow:
     """
 
     step_s: Sequence[float]
-    late_s: Sequence[float]
     latest: Sequence[int]
     latest_s: Sequence[float]
     saved_s: Sequence[float]
@@ -202,7 +201,6 @@ def _joined(rows: Sequence[RankRow]) -> RankRow:
     newest = rows[-1]
     return RankRow(
         step_s=[s for row in rows for s in row.step_s],
-        late_s=[s for row in rows for s in row.late_s],
         latest=[r for row in rows for r in row.latest],
         latest_s=[s for row in rows for s in row.latest_s],
         saved_s=[s for row in rows for s in row.saved_s],

@@ -115,8 +115,9 @@ class RankComparison:
         self._offset, alike = ready_times.compare_clocks(
             group, self._offset, len(ready) * _LONGEST_PAUSE + len(steps)
         )
-        if not alike:
-            _log.warning("ranks noted different steps: no account of them")
+        if not alike and not self._has_failed:
+            self._has_failed = True
+            _log.warning("the ranks noted different steps, which have no account")
         if not alike or not steps:
             return
         found = ready_times.last_ready(ready, self._offset, self._host.rank, group)
@@ -255,7 +256,6 @@ class RankComparison:
         sends_to, sends_per_s = links_of
         return RankRow(
             step_s=[each.step_s for each in parts],
-            late_s=[each.exposed.late / 1e9 for each in explained],
             latest=[place for place, _ in latest],
             latest_s=[late / 1e9 for _, late in latest],
             saved_s=[

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from hvd_order.base.account.slow_ranks import RankRow
 from hvd_order.base.account.step_stats import StepStats
@@ -15,7 +16,7 @@ __all__: list[str] = []
 _STATS = [each.name for each in dataclasses.fields(StepStats) if each.type in ("int", "float")]
 _PARTS = ("backward pass", "host", "update", "loader", "forward pass")
 _SCALARS = ("link_s", "run_queue_s", "clock_error_s", "late_slice", "sends_to", "sends_per_s")
-_BY_STEP = ("step_s", "late_s", "latest", "latest_s", "saved_s")
+_BY_STEP = ("step_s", "latest", "latest_s", "saved_s")
 _WHOLE = {"late_slice", "sends_to", "latest"}
 
 
@@ -48,12 +49,14 @@ def unpacked(values: Sequence[float], steps: int, like: StepStats) -> tuple[Rank
     """
     rest = iter(values)
     kinds = {each.name: int if each.type == "int" else float for each in dataclasses.fields(like)}
-    numbers = {name: kinds[name](next(rest)) for name in _STATS}
+    numbers: dict[str, Any] = {name: kinds[name](next(rest)) for name in _STATS}
     parts = {name: next(rest) for name in _PARTS}
-    scalars = {name: _number(name, next(rest)) for name in _SCALARS}
-    by_step = {name: [_number(name, next(rest)) for _ in range(steps)] for name in _BY_STEP}
-    row = RankRow(parts_s=parts, **scalars, **by_step)  # type: ignore[arg-type]
-    return row, replace(like, **numbers)  # type: ignore[arg-type]
+    scalars: dict[str, Any] = {name: _number(name, next(rest)) for name in _SCALARS}
+    by_step: dict[str, Any] = {
+        name: [_number(name, next(rest)) for _ in range(steps)] for name in _BY_STEP
+    }
+    row = RankRow(parts_s=parts, **scalars, **by_step)
+    return row, replace(like, **numbers)
 
 
 def _number(name: str, value: float) -> float | int:

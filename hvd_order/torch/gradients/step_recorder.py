@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from hvd_order._native import _torch as native
 from hvd_order.base.account.step_parts import StepMarks
 from hvd_order.engine.account.noted_step import NotedStep
 from hvd_order.engine.account.step_account import StepAccount
@@ -13,7 +14,7 @@ from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 
-_AT_END_NS = 1_000_000
+_AT_END_NS = 1_000_000  # after step(): the program clears gradients there, not before a pass
 
 
 class StepRecorder:
@@ -26,6 +27,8 @@ class StepRecorder:
         self._times = StepMarks(0)
         self._has_ended = False
         self._cleared_ns = 0
+        self._layout: native.SliceLayout | None = None
+        self._slices = 0
         model.waits.spans = self._times.waits
 
     def begin_step(self) -> None:
@@ -34,7 +37,7 @@ class StepRecorder:
             return  # it was given up: its time belongs to the step that follows
         now = time.monotonic_ns()
         if self._has_ended and self._account.wants:
-            slices = len(self._model.layout.slices)
+            slices = self._slices_of(self._model.layout)
             self._times.end_ns = now
             self._times.read_ns = self._times.read_ns or self._cleared_ns
             self._account.record(
@@ -50,6 +53,12 @@ class StepRecorder:
         self._model.waits.spans = self._times.waits
         self._has_ended = False
         self._cleared_ns = 0
+
+    def _slices_of(self, layout: native.SliceLayout) -> int:
+        """Counts the slices; makes their list once for each layout."""
+        if layout is not self._layout:
+            self._layout, self._slices = layout, len(layout.slices)
+        return self._slices
 
     def end_backward(self) -> None:
         """Notes the end of a backward pass."""

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hvd_order.base.bounded import within
 from hvd_order.base.errors import InvalidUsage, PeerLost
@@ -105,7 +105,7 @@ class JobView:
                 host, int(port), is_master=False, timeout=patience, wait_for_workers=False
             )
         )
-        if not self._asked(lambda: self._store.check([NEWEST])):
+        if not self._has(NEWEST):
             raise InvalidUsage(
                 f"the ranks that meet at {store} show nothing: the job is still in init(), it has "
                 "HVD_ORDER_WATCH=0, or it is none of hvd_order"
@@ -120,17 +120,13 @@ class JobView:
     def job(self) -> JobNote:
         """Returns the job's ranks."""
         self._find()
-        record = self._asked(lambda: self._store.get(self._names.job))
-        return JobNote.of(opened(self._key, self._names.job, record))
+        return JobNote.of(self._opened(self._names.job))
 
     def report(self) -> ReportNote | None:
         """Returns the newest reports; None: there is none so far."""
         self._find()
         name = self._names.report
-        if not self._asked(lambda: self._store.check([name])):
-            return None
-        record = self._asked(lambda: self._store.get(name))
-        return ReportNote.of(opened(self._key, name, record))
+        return ReportNote.of(self._opened(name)) if self._has(name) else None
 
     def places(self, size: int, timeout_s: float) -> Mapping[int, PlaceNote]:
         """Asks all ranks where they are, and returns what came in time, by rank."""
@@ -145,12 +141,20 @@ class JobView:
             time.sleep(_LOOK_S)
             for rank in [rank for rank in range(size) if rank not in answers]:
                 name = self._names.answer(number, rank)
-                if self._asked(lambda name=name: self._store.check([name])):  # type: ignore[misc]
-                    record_of = self._asked(lambda name=name: self._store.get(name))  # type: ignore[misc]
-                    answers[rank] = PlaceNote.of(opened(self._key, name, record_of))
+                if self._has(name):
+                    answers[rank] = PlaceNote.of(self._opened(name))
         for name in (question, *(self._names.answer(number, rank) for rank in answers)):
-            self._asked(lambda name=name: self._store.delete_key(name))  # type: ignore[misc]
+            self._delete(name)
         return answers
+
+    def _has(self, name: str) -> bool:
+        return self._asked(lambda: self._store.check([name]))
+
+    def _opened(self, name: str) -> dict[str, Any]:
+        return opened(self._key, name, self._asked(lambda: self._store.get(name)))
+
+    def _delete(self, name: str) -> None:
+        self._asked(lambda: self._store.delete_key(name))
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         try:

@@ -67,14 +67,13 @@ class _RankMetrics(Collector):
         own = [metric.label] if metric.label else []
         kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         labels = ["rank", "host", *(["optimizer"] if several else []), *own]
-        family: Family = kind(metric.full_name, metric.help, labels=labels)
+        family: Any = kind(metric.full_name, metric.help, labels=labels)
         for key, report in told.items():
             rank = [str(self._rank), self._host, *([key] if several else [])]
             for value_of_label, value in metric.samples(report.mine).items():
-                family.add_metric(  # type: ignore[attr-defined]
-                    [*rank, *([value_of_label] if own else [])], value
-                )
-        return family
+                family.add_metric([*rank, *([value_of_label] if own else [])], value)
+        made: Family = family
+        return made
 
 
 def _begin(job: Job) -> None:
